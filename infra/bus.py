@@ -1,0 +1,186 @@
+"""The log as a protocol: what every broker implementation must do, and nothing more.
+
+Implementations: `kafka.py` (aiokafka, Apache Kafka) and `memory.py` (the twin); `tests/contract/test_bus.py` holds
+both to this page. Promises:
+
+- `publish` returns after the record is durable (acks=all, idempotent) or raises BusError within `limits`;
+- within a group, a partition belongs to one member at a time; `poll` hands out its records in offset order, starting
+  at the committed offset, or at the earliest one for a new group; an offset out of range raises OffsetLost;
+- records of a partition are handed out only after `on_assigned` for it has returned;
+- after a rebalance a member may be handed records again that it is still working on: positions go back to the
+  committed offset. Telling them apart is the worker's business;
+- `commit` of a partition that the member no longer owns raises NotOwner and changes nothing;
+- a reader (`read`) belongs to no group and sees one or more whole partitions from given offsets.
+
+This file does not know messages: keys, values and headers are bytes; `wire.py` makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from schemas.topics import Topic
+
+Headers = tuple[tuple[str, bytes], ...]
+
+
+class TopicPartition(NamedTuple):
+    """One partition of one topic; the name is without the prefix."""
+
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record as it lies in the log."""
+
+    topic: str
+    """Name without the prefix."""
+    partition: int
+    offset: int
+    timestamp_ms: int
+    """When it was published, milliseconds since the epoch."""
+    key: bytes | None
+    value: bytes | None
+    """None removes the key from a compacted topic."""
+    headers: Headers = ()
+
+    @property
+    def tp(self) -> TopicPartition:
+        """The partition this record lies in."""
+        return TopicPartition(self.topic, self.partition)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A group's progress on one partition."""
+
+    offset: int
+    """Next offset to hand out."""
+    metadata: str = ""
+    """Text kept with the offset, at most 4096 bytes (Kafka's `offset.metadata.max.bytes`)."""
+
+
+class Position(NamedTuple):
+    """Where a published record lies."""
+
+    partition: int
+    offset: int
+
+
+Rebalance = Callable[[frozenset[TopicPartition]], Awaitable[None]]
+"""Called with the partitions in question; must return quickly and take no lock that polling code holds."""
+
+
+async def ignore_rebalance(partitions: frozenset[TopicPartition]) -> None:
+    """Do nothing: for consumers that keep no state per partition."""
+
+
+class Consumer(Protocol):
+    """One member of a consumer group."""
+
+    async def poll(self, max_records: int, timeout_s: float) -> list[Record]:
+        """Return up to max_records records, or none after timeout_s; never more than asked.
+
+        Keeps the membership alive: call it regularly, also with max_records = 0 when busy (then it only waits for
+        timeout_s, and fetches nothing).
+        """
+        ...
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """Return the partitions this member owns now."""
+        ...
+
+    async def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+        """Store the group's progress. Raises NotOwner or BusError."""
+        ...
+
+    async def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Continue an owned partition at this offset."""
+        ...
+
+    async def close(self) -> None:
+        """Leave the group."""
+        ...
+
+
+class Reader(Protocol):
+    """Reads whole partitions from given offsets, in no group."""
+
+    async def poll(self, max_records: int, timeout_s: float) -> list[Record]:
+        """Return up to max_records records, or none after timeout_s; in offset order per partition."""
+        ...
+
+    def position(self, partition: TopicPartition) -> int:
+        """Return the next offset that will be handed out (gaps in the log count as passed)."""
+        ...
+
+    async def close(self) -> None:
+        """Stop reading."""
+        ...
+
+
+class Bus(Protocol):
+    """The log."""
+
+    async def start(self) -> None:
+        """Connect. Raises BusError naming the address when nothing answers in time."""
+        ...
+
+    async def close(self) -> None:
+        """Flush what was accepted and disconnect."""
+        ...
+
+    async def publish(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        partition: int | None = None,
+        headers: Headers = (),
+    ) -> Position:
+        """Append a record and return once it is durable; no partition means: spread evenly.
+
+        Raises:
+            BusError: not acknowledged in time, or refused (unknown topic, too large).
+        """
+        ...
+
+    async def join(
+        self,
+        topics: Sequence[str],
+        group: str,
+        *,
+        on_assigned: Rebalance = ignore_rebalance,
+        on_revoked: Rebalance = ignore_rebalance,
+    ) -> Consumer:
+        """Join a consumer group; `on_revoked` gets what is lost, before others get it, `on_assigned` what is owned."""
+        ...
+
+    async def read(self, start: Mapping[TopicPartition, int]) -> Reader:
+        """Read partitions from these offsets on; an offset before the first one in the log raises OffsetLost."""
+        ...
+
+    async def begin_offsets(self, topic: str) -> dict[int, int]:
+        """Return partition -> first offset still in the log."""
+        ...
+
+    async def end_offsets(self, topic: str) -> dict[int, int]:
+        """Return partition -> next offset to be written."""
+        ...
+
+    async def committed(self, group: str, topic: str) -> dict[int, Committed]:
+        """Return partition -> progress of a group, for partitions that have any."""
+        ...
+
+    async def create_topics(self, topics: Iterable[Topic[Any]]) -> list[str]:
+        """Create the topics that are missing and return their names."""
+        ...
+
+    async def check_topics(self, topics: Iterable[Topic[Any]]) -> None:
+        """Raise ConfigError listing every topic that is missing or differs from the table."""
+        ...

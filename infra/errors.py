@@ -1,0 +1,87 @@
+"""The error tree: what can go wrong, named by who has to act.
+
+    RollmillError
+    |-- ConfigError           the caller wrote something that cannot work
+    |-- ServiceError          a service outside this process did not do its part
+    |   |-- BusError          the broker: unreachable, refused, too slow
+    |   |   |-- OffsetLost    the offset to read from is no longer in the log
+    |   |   `-- NotOwner      a commit for a partition that now belongs to another member
+    |   `-- WaitTimeout       something that was waited for did not happen in time
+    |-- TooLarge              a message exceeds what the log carries
+    `-- Failure               a rollout failed: data with a cause, turned into a record by the retry middleware
+
+Only `infra/worker.py` catches everything; everything else names what it expects. An error says what was tried, what
+was found and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from schemas.outcome import Boundary, Failed, FailureKind
+
+
+class RollmillError(Exception):
+    """Root of all errors that Rollmill raises on purpose."""
+
+
+class ConfigError(RollmillError):
+    """Configuration, arguments or input files cannot work as they are."""
+
+
+class ServiceError(RollmillError):
+    """A service outside this process did not do its part."""
+
+
+class BusError(ServiceError):
+    """The broker is unreachable, refused or was too slow."""
+
+
+class OffsetLost(BusError):
+    """The offset to continue from is no longer in the log: retention removed it."""
+
+
+class NotOwner(BusError):
+    """A commit was refused because the partition belongs to another member now."""
+
+
+class WaitTimeout(ServiceError):
+    """Something that was waited for did not happen within its limit."""
+
+
+class TooLarge(RollmillError):
+    """A message exceeds the largest record that the log carries."""
+
+
+class Failure(RollmillError):
+    """A rollout failed for a reason that is not the policy's.
+
+    Attributes:
+        kind: decides whether another attempt is made.
+        boundary: the seam at which it was seen.
+    """
+
+    def __init__(self, kind: FailureKind, boundary: Boundary, cause: str) -> None:
+        super().__init__(f"{boundary.value}: {cause}")
+        self.kind = kind
+        self.boundary = boundary
+        self.cause = cause
+
+    def outcome(self) -> Failed:
+        """Return the failure as the outcome of a trajectory."""
+        return Failed(kind=self.kind, boundary=self.boundary, cause=self.cause)
+
+
+@contextmanager
+def boundary(where: Boundary, kind: FailureKind) -> Iterator[None]:
+    """Turn any error that leaves the block into a Failure of this kind at this boundary.
+
+    For calls into code that is not ours (a handler, an environment): whatever it raises is its failure, not ours.
+    """
+    try:
+        yield
+    except Failure:
+        raise
+    except Exception as error:
+        raise Failure(kind, where, f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,172 @@
+"""Message <-> record: headers, compression, keys and partitions, on top of the codec.
+
+Headers follow the CloudEvents 1.0 Kafka binding in binary mode, with W3C `traceparent`. Values over COMPRESS_OVER
+bytes are zstd-compressed in a thread, so that the event loop keeps the group's heartbeats; golden bytes in the docs
+are uncompressed. A value too large for the log raises TooLarge before anything is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Generic, TypeVar
+
+import zstandard
+
+from infra.bus import Bus, Headers, Position, Record
+from infra.clock import Clock
+from infra.errors import TooLarge
+from schemas import codec
+from schemas.control import Control, control_key
+from schemas.message import Message
+from schemas.messages import Task
+from schemas.partition import partition_for
+from schemas.topics import Spread, Topic
+
+M = TypeVar("M", bound=Message)
+
+COMPRESS_OVER = 16 * 1024
+"""Values larger than this many bytes are compressed."""
+
+MAX_RECORD_BYTES = 900_000
+"""Largest value after compression, in bytes: leaves room for key and headers under the broker's 1 MiB."""
+
+ZSTD_LEVEL = 3
+CONTENT_TYPE = b"application/msgpack"
+
+
+@dataclass(frozen=True, slots=True)
+class Received(Generic[M]):
+    """A message together with the record it came in."""
+
+    record: Record
+    message: M
+    raw: bytes
+    """The uncompressed wire bytes; `schemas.batch.content_hash` is over these."""
+
+
+async def pack(message: Message) -> tuple[bytes, bool]:
+    """Return the value bytes of a message, and whether they are compressed.
+
+    Raises:
+        TooLarge: the compressed value exceeds MAX_RECORD_BYTES, or the plain one codec.MAX_VALUE_BYTES.
+    """
+    plain = codec.encode(message)
+    if len(plain) > codec.MAX_VALUE_BYTES:
+        raise TooLarge(f"{message.wire_type()}: {len(plain)} bytes; at most {codec.MAX_VALUE_BYTES} are carried")
+    if len(plain) <= COMPRESS_OVER:
+        return plain, False
+    value = await asyncio.to_thread(zstandard.compress, plain, ZSTD_LEVEL)
+    if len(value) > MAX_RECORD_BYTES:
+        raise TooLarge(
+            f"{message.wire_type()}: {len(plain)} bytes, {len(value)} compressed; the log carries at most "
+            f"{MAX_RECORD_BYTES} per record. Make the transcript or the verdict smaller."
+        )
+    return value, True
+
+
+async def unpack(topic: Topic[M], record: Record) -> Received[M]:
+    """Return the message of a record of this topic.
+
+    Raises:
+        schemas.codec.DecodeError: the bytes are not a message that belongs on this topic.
+    """
+    raw = record.value or b""
+    if dict(record.headers).get("content-encoding") == b"zstd":
+        raw = await asyncio.to_thread(_decompress, raw)
+    return Received(record, codec.decode(raw, *topic.carries), raw)
+
+
+def _decompress(data: bytes) -> bytes:
+    try:
+        # The frame header names a size that the decompressor would allocate at once: bound it before.
+        if zstandard.frame_content_size(data) > codec.MAX_VALUE_BYTES:
+            raise codec.DecodeError(f"decompresses to over {codec.MAX_VALUE_BYTES} bytes", data)
+        return zstandard.ZstdDecompressor().decompress(data, max_output_size=codec.MAX_VALUE_BYTES)
+    except zstandard.ZstdError as error:
+        raise codec.DecodeError(f"not zstd: {error}", data) from error
+
+
+class Publisher:
+    """Publishes messages to topics of the table, as one named service."""
+
+    def __init__(self, bus: Bus, clock: Clock, source: str) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._source = source
+
+    async def publish(
+        self, topic: Topic[M], message: M, *, trace: bytes | None = None, partition: int | None = None
+    ) -> Position:
+        """Append a message to its topic and return where it lies, once it is durable.
+
+        Args:
+            topic: where it goes; must carry this type.
+            message: what is said.
+            trace: `traceparent` of the record that caused it; a new trace begins without one.
+            partition: overrides the topic's spread, for a batch whose partition the sender has worked out.
+
+        Raises:
+            TooLarge: see `pack`.
+            infra.errors.BusError: not acknowledged in time.
+        """
+        value, compressed = await pack(message)
+        key, placed = _place(topic, message)
+        headers = self._headers(message, trace, compressed=compressed)
+        return await self._bus.publish(
+            topic.name, value, key=key, partition=placed if partition is None else partition, headers=headers
+        )
+
+    async def publish_control(self, topic: Topic[Control], record: Control) -> Position:
+        """Replace the state of a control record's key."""
+        value = codec.encode(record)
+        headers = self._headers(record, None, compressed=False)
+        return await self._bus.publish(topic.name, value, key=control_key(record).encode(), headers=headers)
+
+    def _headers(self, message: Message, trace: bytes | None, *, compressed: bool) -> Headers:
+        now = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
+        headers: list[tuple[str, bytes]] = [
+            ("ce_specversion", b"1.0"),
+            ("ce_id", secrets.token_hex(8).encode()),
+            ("ce_type", message.wire_type().encode()),
+            ("ce_source", self._source.encode()),
+            ("ce_time", now.isoformat(timespec="milliseconds").encode()),
+            ("content-type", CONTENT_TYPE),
+            ("traceparent", trace or new_trace()),
+        ]
+        task = message if isinstance(message, Task) else getattr(message, "task", None)
+        if isinstance(task, Task):
+            headers.append(("ce_subject", f"{task.run}/{task.group}/{task.sample}".encode()))
+            headers.append(("attempt", str(task.attempt).encode()))
+            headers.append(("deadline-ms", str(task.start_by_ms).encode()))
+        if compressed:
+            headers.append(("content-encoding", b"zstd"))
+        return tuple(headers)
+
+
+def new_trace() -> bytes:
+    """Return a fresh W3C `traceparent` header value."""
+    return f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01".encode()
+
+
+def trace_of(record: Record) -> bytes | None:
+    """Return the `traceparent` of a record, if it has one."""
+    return dict(record.headers).get("traceparent")
+
+
+def _place(topic: Topic[Any], message: Any) -> tuple[bytes | None, int | None]:
+    """Return (key, partition) of a message on a topic; partition None spreads evenly."""
+    task = message if isinstance(message, Task) else getattr(message, "task", None)
+    key = task.group.encode() if isinstance(task, Task) else None
+    match topic.spread:
+        case Spread.RUN:
+            run = task.run if isinstance(task, Task) else message.run
+            return key, partition_for(run, topic.partitions)
+        case Spread.SAMPLE:
+            return key, None
+        case Spread.SINGLE:
+            return key, 0
+        case _:
+            return key, None

@@ -1,0 +1,23 @@
+"""The digest of a batch: what makes two trainer steps the same step."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable
+
+from schemas.decisions import Member
+
+
+def content_hash(value: bytes) -> str:
+    """Return the SHA-256 of a record's uncompressed wire bytes."""
+    return hashlib.sha256(value).hexdigest()
+
+
+def batch_digest(members: Iterable[Member]) -> str:
+    """Return the SHA-256 over the ordered (group, sample, offset, content hash, shaped reward as float64 LE)."""
+    digest = hashlib.sha256()
+    for member in members:
+        digest.update(f"{member.group}\0{member.sample}\0{member.offset}\0{member.content}\0".encode())
+        digest.update(struct.pack("<d", member.reward))
+    return digest.hexdigest()

@@ -1,0 +1,113 @@
+"""Current state, one record per key on a compacted topic.
+
+Every record replaces the last of its key. Numbers in it are cumulative and readers take the maximum, so a late or
+repeated record does no harm. Replay and the trainer never read this topic: what they need is in `decisions` and in
+the tasks themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schemas.message import Message
+from schemas.messages import Budgets
+from schemas.transcript import Sampling
+
+
+class RunManifest(Message, frozen=True, kw_only=True, tag="rollmill.run"):
+    """What a run is: key `run/<run>`, written by whoever publishes to it first."""
+
+    run: str
+    """The run."""
+    seed: int
+    """Seed of all derived seeds."""
+    samples: int
+    """Siblings per group."""
+    budgets: Budgets = Budgets()
+    """Time inside each stage."""
+    horizon: int = 16
+    """Most turns of an episode."""
+    max_sampled_tokens: int = 4096
+    """Most sampled tokens of an episode."""
+    sampling: Sampling = Sampling()
+    """How the policy samples."""
+    start_within_s: float = 86_400.0
+    """A task not started this long after its publication expires, seconds."""
+    paced: bool = False
+    """A trainer paces the run by credit; otherwise everything is published at once."""
+    created_ms: int = 0
+    """When the manifest was written, milliseconds since the epoch."""
+    trajectories_start: int = 0
+    """End of the run's partition of `trajectories` when the manifest was written: where replay begins."""
+    extra: dict[str, Any] = {}
+    """Digests of code, prompts and tokenizer, for the record."""
+
+
+class Credit(Message, frozen=True, kw_only=True, tag="rollmill.credit"):
+    """How many groups the feeder may admit: key `credit/<run>`, written by the trainer alone."""
+
+    run: str
+    """The run."""
+    epoch: int
+    """Epoch of the trainer; lower ones are ignored."""
+    admit_up_to: int
+    """The feeder publishes groups with an admission number below this (cumulative)."""
+    min_version: int
+    """Lowest policy version that may sample the groups admitted now."""
+    horizon: int
+    """Most turns, stamped at admission."""
+    temperature: float
+    """Sampling temperature, stamped at admission."""
+    closed: bool = False
+    """The trainer wants no more groups: the run has ended."""
+
+
+class Cursor(Message, frozen=True, kw_only=True, tag="rollmill.cursor"):
+    """How far the feeder is: key `cursor/<run>`."""
+
+    run: str
+    """The run."""
+    admitted: int
+    """Groups published and acknowledged (cumulative)."""
+
+
+class PolicyVersion(Message, frozen=True, kw_only=True, tag="rollmill.policy_version"):
+    """The weights that the policy should serve: key `policy/<run>`."""
+
+    run: str
+    """The run."""
+    epoch: int
+    """Epoch of the trainer; lower ones are ignored."""
+    version: int
+    """Number of the version."""
+    directory: str
+    """Where the weights are, as seen by the policy."""
+    digest: str
+    """SHA-256 of the weight file."""
+
+
+class Cancel(Message, frozen=True, kw_only=True, tag="rollmill.cancel"):
+    """A withdrawal: key `cancel/<id>`; the id is a run, `run/group` or `run/group/sample`."""
+
+    target: str
+    """What is withdrawn."""
+    cause: str
+    """Who or what withdrew it."""
+
+
+Control = RunManifest | Credit | Cursor | PolicyVersion | Cancel
+
+
+def control_key(record: Control) -> str:
+    """Return the compaction key of a control record."""
+    match record:
+        case RunManifest():
+            return f"run/{record.run}"
+        case Credit():
+            return f"credit/{record.run}"
+        case Cursor():
+            return f"cursor/{record.run}"
+        case PolicyVersion():
+            return f"policy/{record.run}"
+        case Cancel():
+            return f"cancel/{record.target}"

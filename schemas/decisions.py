@@ -1,0 +1,156 @@
+"""What the trainer writes down: its decisions are records, so that a run can be replayed and counted.
+
+Every decision carries the epoch of its writer (the offset of its TrainerStarted) and the position in `trajectories` at
+which it was made. Readers ignore a decision whose epoch is not that of the last TrainerStarted before it: see
+`live_decisions`. A step is one record; what was merely read but not yet used is listed in it (`buffered`), so that
+no disposition is ever computed as a remainder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from typing import Any
+
+from schemas.message import Message, Part
+
+
+class DropReason(StrEnum):
+    """Why a complete group is not trained on."""
+
+    NO_VARIANCE = "filtered"
+    """All siblings succeeded alike: the group says nothing about which action was better."""
+    STALE = "stale"
+    """Its tokens lag more than the run allows."""
+    INCOMPLETE = "incomplete"
+    """Too few siblings completed."""
+
+
+class SampleRef(Part, frozen=True, kw_only=True):
+    """An accepted record of one sample."""
+
+    group: str
+    """Group of the sample."""
+    sample: int
+    """Sibling number."""
+    offset: int
+    """Offset of the accepted record in the run's partition of `trajectories`."""
+
+
+class Member(Part, frozen=True, kw_only=True):
+    """A sample of a batch."""
+
+    group: str
+    """Group of the sample."""
+    sample: int
+    """Sibling number."""
+    offset: int
+    """Offset of the accepted record."""
+    content: str
+    """SHA-256 of the record's uncompressed wire bytes."""
+    reward: float
+    """Shaped reward as used in the step."""
+
+
+class TrainerStarted(Message, frozen=True, kw_only=True, tag="rollmill.trainer_started"):
+    """A trainer takes the run over; the offset of this record is its epoch."""
+
+    run: str
+    """The run."""
+    config: dict[str, Any]
+    """The run's configuration, as the trainer will use it."""
+    start: int
+    """First offset of `trajectories` that belongs to the run, for replay."""
+    step: int
+    """Trainer steps already in the checkpoint that it resumes from."""
+
+
+class StepDecided(Message, frozen=True, kw_only=True, tag="rollmill.step"):
+    """The composition of one trainer step; written before the optimizer moves."""
+
+    run: str
+    """The run."""
+    epoch: int
+    """Epoch of the writer."""
+    step: int
+    """Number of the step, from 1."""
+    position: int
+    """Next offset of `trajectories` to read after the record that completed the batch."""
+    members: tuple[Member, ...]
+    """The batch, sorted by admission of the group, then sample."""
+    digest: str
+    """SHA-256 over the ordered members (`batch_digest`)."""
+    advantage_digest: str
+    """SHA-256 over the float32 advantages in the members' order."""
+    buffered: tuple[SampleRef, ...] = ()
+    """Accepted completed records before `position` that no decision has used yet."""
+
+
+class GroupDropped(Message, frozen=True, kw_only=True, tag="rollmill.group_dropped"):
+    """A complete group that is not trained on."""
+
+    run: str
+    """The run."""
+    epoch: int
+    """Epoch of the writer."""
+    position: int
+    """Next offset of `trajectories` to read after the record that completed the group."""
+    group: str
+    """The group."""
+    reason: DropReason
+    """Why."""
+    members: tuple[SampleRef, ...]
+    """Its accepted completed samples."""
+
+
+class VersionPublished(Message, frozen=True, kw_only=True, tag="rollmill.version"):
+    """New weights were announced to the policy."""
+
+    run: str
+    """The run."""
+    epoch: int
+    """Epoch of the writer."""
+    step: int
+    """The step that made them; 0 is the start."""
+    version: int
+    """Number of the version; never used twice for other weights."""
+    digest: str
+    """SHA-256 of the weight file."""
+
+
+class RunEnded(Message, frozen=True, kw_only=True, tag="rollmill.run_ended"):
+    """The trainer is done; what it had read and not used stays unused."""
+
+    run: str
+    """The run."""
+    epoch: int
+    """Epoch of the writer."""
+    position: int
+    """Next offset of `trajectories`: later records are unused as well."""
+    step: int
+    """Steps made."""
+    reason: str
+    """Why it ended."""
+    unused: tuple[SampleRef, ...] = ()
+    """Accepted completed records before `position` that no decision has used."""
+
+
+Decision = TrainerStarted | StepDecided | GroupDropped | VersionPublished | RunEnded
+
+
+def live_decisions(log: Iterable[tuple[int, Decision]]) -> Iterator[tuple[int, Decision]]:
+    """Yield the decisions of one run that count, in log order.
+
+    Args:
+        log: (offset, decision) of one run, in offset order.
+
+    A decision counts if its epoch is the offset of the last TrainerStarted before it (fencing by log order). A step
+    that a resumed trainer executed again from its checkpoint is written once: re-execution writes nothing.
+    """
+    epoch: int | None = None
+    for offset, decision in log:
+        if isinstance(decision, TrainerStarted):
+            epoch = offset
+            yield offset, decision
+        elif decision.epoch == epoch:
+            yield offset, decision

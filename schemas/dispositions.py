@@ -1,0 +1,157 @@
+"""Where each sample of a run went: exactly one bucket each, each from a row of its own.
+
+This is the definition that `rollmill check` proves by SQL over ClickHouse; here it is over lists, for replay and for
+tests that compare the two. Only `open` and `unread` may be inferred from the absence of a record; every other bucket
+names the record that put the sample there. A sample that fits no bucket, or two, is a violation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from schemas.decisions import (
+    Decision,
+    DropReason,
+    GroupDropped,
+    RunEnded,
+    SampleRef,
+    StepDecided,
+)
+from schemas.outcome import Cancelled, Completed, Expired, Failed, Outcome
+
+Key = tuple[str, int]
+"""(group, sample)."""
+
+
+class Disposition(StrEnum):
+    """The one place where a sample is."""
+
+    OPEN = "open"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    BUFFERED = "buffered"
+    TRAINED = "trained"
+    FILTERED = "filtered"
+    STALE = "stale"
+    INCOMPLETE = "incomplete"
+    ROLLED_BACK = "rolled_back"
+    UNREAD = "unread"
+    UNUSED = "unused"
+
+
+@dataclass
+class Ledger:
+    """The result: one disposition per sample, and what contradicts the rules."""
+
+    places: dict[Key, Disposition] = field(default_factory=dict)
+    violations: list[str] = field(default_factory=list)
+
+    def counts(self) -> dict[str, int]:
+        """Return samples per disposition."""
+        found = dict.fromkeys((place.value for place in Disposition), 0)
+        for place in self.places.values():
+            found[place.value] += 1
+        return {name: count for name, count in found.items() if count}
+
+
+_DROPPED = {
+    DropReason.NO_VARIANCE: Disposition.FILTERED,
+    DropReason.STALE: Disposition.STALE,
+    DropReason.INCOMPLETE: Disposition.INCOMPLETE,
+}
+
+
+def dispositions(
+    admitted: Iterable[Key],
+    accepted: Mapping[Key, tuple[int, Outcome]],
+    decisions: Iterable[Decision],
+    *,
+    has_trainer: bool,
+) -> Ledger:
+    """Return where every admitted sample of a run is.
+
+    Args:
+        admitted: samples that were published.
+        accepted: sample -> (offset, outcome) of its accepted record.
+        decisions: the run's live decisions in log order.
+        has_trainer: a trainer has started on the run.
+    """
+    ledger = Ledger()
+    used, position = _used(decisions, ledger)
+    for key in admitted:
+        record = accepted.get(key)
+        if record is None:
+            ledger.places[key] = Disposition.OPEN
+            continue
+        offset, outcome = record
+        place = _place(outcome, used.get(key), offset, position if has_trainer else 0, ledger, key)
+        if place is not None:
+            ledger.places[key] = place
+    return ledger
+
+
+def _place(
+    outcome: Outcome,
+    use: tuple[Disposition, int] | None,
+    offset: int,
+    position: int,
+    ledger: Ledger,
+    key: Key,
+) -> Disposition | None:
+    match outcome:
+        case Failed():
+            return Disposition.FAILED
+        case Cancelled():
+            return Disposition.CANCELLED
+        case Expired():
+            return Disposition.EXPIRED
+        case Completed():
+            pass
+    if use is None:
+        if offset >= position:
+            return Disposition.UNREAD
+        ledger.violations.append(f"{key}: read at offset {offset} but in no decision")
+        return None
+    place, named = use
+    if named != offset:
+        ledger.violations.append(f"{key}: {place} names offset {named}, the accepted record is at {offset}")
+    return place
+
+
+def _used(decisions: Iterable[Decision], ledger: Ledger) -> tuple[dict[Key, tuple[Disposition, int]], int]:
+    """Return sample -> (place, offset named), and the position up to which the trainer has accounted."""
+    final: dict[Key, tuple[Disposition, int]] = {}
+    waiting: dict[Key, tuple[Disposition, int]] = {}
+    position = 0
+
+    def settle(place: Disposition, refs: Iterable[SampleRef]) -> None:
+        for ref in refs:
+            key = (ref.group, ref.sample)
+            if key in final:
+                ledger.violations.append(f"{key}: {place} and {final[key][0]}")
+            final[key] = (place, ref.offset)
+
+    for decision in decisions:
+        match decision:
+            case StepDecided():
+                settle(
+                    Disposition.TRAINED,
+                    [SampleRef(group=m.group, sample=m.sample, offset=m.offset) for m in decision.members],
+                )
+                waiting = _refs(Disposition.BUFFERED, decision.buffered)
+                position = decision.position
+            case GroupDropped():
+                settle(_DROPPED[decision.reason], decision.members)
+            case RunEnded():
+                waiting = _refs(Disposition.UNUSED, decision.unused)
+                position = decision.position
+            case _:
+                pass
+    return {**waiting, **final}, position
+
+
+def _refs(place: Disposition, refs: Iterable[SampleRef]) -> dict[Key, tuple[Disposition, int]]:
+    return {(ref.group, ref.sample): (place, ref.offset) for ref in refs}

@@ -1,0 +1,147 @@
+"""What the stage topics carry: Task -> Episode -> Rollout -> Trajectory.
+
+Each message embeds the Task it came from, so that any record can be understood, retried or replayed alone. The wire
+contract with golden bytes is `docs/wire.md`. Token arrays are bytes; see `transcript.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schemas.message import Message, Part
+from schemas.outcome import Outcome, StopReason
+from schemas.transcript import Sampling, Transcript
+
+
+class Budgets(Part, frozen=True, kw_only=True):
+    """Time a task may spend inside each stage, in seconds; waiting in a queue does not count."""
+
+    init_s: float = 120.0
+    """Inside INIT."""
+    run_s: float = 1800.0
+    """Inside RUN."""
+    eval_s: float = 300.0
+    """Inside EVAL."""
+
+    @property
+    def total_s(self) -> float:
+        """Sum over the stages."""
+        return self.init_s + self.run_s + self.eval_s
+
+
+class SampleId(Part, frozen=True, kw_only=True, order=True):
+    """Names one rollout to be made: the unit that gets exactly one accepted outcome."""
+
+    run: str
+    """The experiment."""
+    group: str
+    """One task instance at one visit."""
+    sample: int
+    """Sibling number, 0 .. samples - 1."""
+
+
+class Task(Message, frozen=True, kw_only=True, tag="rollmill.task"):
+    """One sample to roll out."""
+
+    run: str
+    """The experiment."""
+    group: str
+    """One task instance at one visit; siblings share it."""
+    sample: int
+    """Sibling number, 0 .. samples - 1."""
+    samples: int
+    """Number of siblings in the group."""
+    attempt: int = 0
+    """Counts restarts of this sample after a failure of the system."""
+    source: str
+    """Name of the place the instance came from, such as a file's name."""
+    visit: int = 0
+    """How many times the source was passed before."""
+    row: int = 0
+    """Place of the instance in its source."""
+    payload: dict[str, Any]
+    """What the family needs to build the environment."""
+    payload_digest: str
+    """Digest of the canonical payload (`identity.payload_digest`)."""
+    family: str
+    """Which handler runs it."""
+    seed: int
+    """Seed of the environment, the same for all siblings."""
+    admission: int | None = None
+    """The feeder's dense group number; none for a task of a foreign producer."""
+    start_by_ms: int
+    """Not started later than this, at any attempt; milliseconds since the epoch."""
+    budgets: Budgets = Budgets()
+    """Time inside each stage."""
+    horizon: int = 16
+    """Most turns."""
+    max_sampled_tokens: int = 4096
+    """Most tokens sampled over the whole episode."""
+    sampling: Sampling = Sampling()
+    """How the policy samples."""
+    min_version: int = 0
+    """RUN waits for a policy of at least this version."""
+    redrive_of: str | None = None
+    """The decided group whose work this one repeats."""
+
+    @property
+    def id(self) -> SampleId:
+        """The sample this task asks for."""
+        return SampleId(run=self.run, group=self.group, sample=self.sample)
+
+
+class Episode(Message, frozen=True, kw_only=True, tag="rollmill.episode"):
+    """A sample whose environment is created and reset."""
+
+    task: Task
+    """What to roll out."""
+    host: str
+    """Address of the environment host that holds the lease."""
+    lease: str
+    """The environment's lease on that host."""
+    messages: tuple[dict[str, Any], ...]
+    """The opening of the conversation: `role` and `content` each."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """Tool schemas for the chat template."""
+    prompt_version: str = ""
+    """Version of the family's prompt."""
+
+
+class Rollout(Message, frozen=True, kw_only=True, tag="rollmill.rollout"):
+    """A finished episode with all that grading needs."""
+
+    task: Task
+    """What was rolled out."""
+    transcript: Transcript
+    """The token record."""
+    verdict: dict[str, Any]
+    """What the environment held at the end: counters, final state, patch, files."""
+    stop: StopReason
+    """Why the episode ended."""
+    backend: str
+    """The engine that sampled."""
+    worker: str
+    """The RUN worker that drove it."""
+    tokenizer_digest: str
+    """Digest of tokenizer and chat template."""
+
+
+class Trajectory(Message, frozen=True, kw_only=True, tag="rollmill.trajectory"):
+    """A terminal record of one sample: the first one in its partition is the accepted outcome."""
+
+    task: Task
+    """What was asked for."""
+    outcome: Outcome
+    """How it ended."""
+    transcript: Transcript | None = None
+    """The token record, when an episode was completed."""
+    verdict: dict[str, Any] | None = None
+    """The environment's final state, when an episode was completed."""
+    stop: StopReason | None = None
+    """Why the episode ended, when it was completed."""
+    backend: str = ""
+    """The engine that sampled."""
+    tokenizer_digest: str = ""
+    """Digest of tokenizer and chat template."""
+    stage: str
+    """The service that wrote this record."""

@@ -1,0 +1,114 @@
+"""How a rollout ends: outcomes are data, and a failure is never a reward.
+
+A limit on the policy (turns, sampled tokens, context, a loop) ends an episode as `Completed` and truncated, graded as
+it stands. A limit on the system (a queue, a lost host, a deadline) is `Failed` or `Expired` and carries no reward.
+This file does not know how failures are retried: that is `infra/middleware/retry.py`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from schemas.message import Part
+
+
+class StopReason(StrEnum):
+    """Why an episode took no further turn."""
+
+    DONE = "done"
+    """The environment said that the task is over."""
+    INVALID_ACTION = "invalid_action"
+    """The policy's text held no allowed action and the family ends the episode on that."""
+    TURNS = "turns"
+    """The horizon of the task was reached (truncated)."""
+    TOKENS = "tokens"
+    """The budget of sampled tokens was used up (truncated)."""
+    CONTEXT = "context"
+    """The next prompt would not fit into the model's context (truncated)."""
+
+    @property
+    def truncated(self) -> bool:
+        """Tell whether a limit on the policy, not the task, ended the episode."""
+        return self in {StopReason.TURNS, StopReason.TOKENS, StopReason.CONTEXT}
+
+
+class FailureKind(StrEnum):
+    """What went wrong, as far as the retry rules need to know."""
+
+    INFRASTRUCTURE = "infrastructure"
+    """A service did not answer or answered nonsense; another attempt may succeed."""
+    ENVIRONMENT_LOST = "environment_lost"
+    """The environment's lease ran out or its host restarted; another attempt starts afresh."""
+    ENGINE = "engine"
+    """The policy engine failed or returned what cannot be trained on; another attempt may succeed."""
+    HANDLER = "handler"
+    """The family's own code raised; the same task would raise again."""
+    INVALID_TASK = "invalid_task"
+    """The task itself cannot be run: unknown family, bad payload."""
+
+    @property
+    def retryable(self) -> bool:
+        """Tell whether another attempt of the same task may end differently."""
+        return self in {FailureKind.INFRASTRUCTURE, FailureKind.ENVIRONMENT_LOST, FailureKind.ENGINE}
+
+
+class Boundary(StrEnum):
+    """The seam at which a failure crossed into a stage."""
+
+    TASK = "task"
+    """The task's own content."""
+    HANDLER_INIT = "handler.init"
+    """`Handler.init`."""
+    HANDLER_ACT = "handler.act"
+    """`Handler.act`."""
+    HANDLER_GRADE = "handler.grade"
+    """`Handler.grade`."""
+    ENVIRONMENT = "environment"
+    """The environment host and what runs in it."""
+    POLICY = "policy"
+    """The inference engine."""
+    TRANSCRIPT = "transcript"
+    """The token record broke one of its invariants."""
+    STAGE = "stage"
+    """The stage itself."""
+
+
+class Completed(Part, frozen=True, kw_only=True, tag_field="outcome", tag="completed"):
+    """The episode ended by itself or by a limit on the policy, and was graded."""
+
+    components: dict[str, float]
+    """Reward by component."""
+    reward: float
+    """The shaped reward: the sum of the components."""
+    success: float
+    """Unshaped success in [0, 1]; the variance test reads this."""
+    truncated: bool
+    """A limit on the policy ended the episode."""
+
+
+class Failed(Part, frozen=True, kw_only=True, tag_field="outcome", tag="failed"):
+    """The system failed the episode; it says nothing about the policy."""
+
+    kind: FailureKind
+    """What went wrong."""
+    boundary: Boundary
+    """Where it was seen."""
+    cause: str
+    """The error, for a person."""
+
+
+class Cancelled(Part, frozen=True, kw_only=True, tag_field="outcome", tag="cancelled"):
+    """Somebody withdrew the task."""
+
+    cause: str
+    """Who or what withdrew it."""
+
+
+class Expired(Part, frozen=True, kw_only=True, tag_field="outcome", tag="expired"):
+    """The task was not done when its time ran out."""
+
+    cause: str
+    """Which limit ran out."""
+
+
+Outcome = Completed | Failed | Cancelled | Expired

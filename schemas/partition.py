@@ -1,0 +1,38 @@
+"""Which partition a key belongs to, computed here so that every client agrees.
+
+murmur2 as Kafka's default partitioner computes it (org.apache.kafka.common.utils.Utils, Apache Kafka): a record
+placed by us and one placed by a Java producer with the same key meet in the same partition.
+"""
+
+from __future__ import annotations
+
+_SEED = 0x9747B28C
+_M = 0x5BD1E995
+_R = 24
+_U32 = 0xFFFFFFFF
+
+
+def murmur2(data: bytes) -> int:
+    """Return the 32-bit murmur2 hash of data as Kafka computes it."""
+    length = len(data)
+    h = (_SEED ^ length) & _U32
+    whole = length - length % 4
+    for i in range(0, whole, 4):
+        k = int.from_bytes(data[i : i + 4], "little")
+        k = (k * _M) & _U32
+        k ^= k >> _R
+        k = (k * _M) & _U32
+        h = (h * _M) & _U32
+        h ^= k
+    tail = data[whole:]
+    if tail:
+        h ^= int.from_bytes(tail, "little")
+        h = (h * _M) & _U32
+    h ^= h >> 13
+    h = (h * _M) & _U32
+    return h ^ (h >> 15)
+
+
+def partition_for(key: str, partitions: int) -> int:
+    """Return the partition of a key, in [0, partitions)."""
+    return (murmur2(key.encode()) & 0x7FFFFFFF) % partitions

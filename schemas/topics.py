@@ -1,0 +1,188 @@
+"""The flow, as one table: read this and you know the system.
+
+    producers -> tasks -> INIT -> episodes -> RUN -> rollouts -> EVAL -> trajectories -> trainer -> decisions
+
+Each line says what a topic carries, how records are spread, who writes and reads it, and how long it is kept. Code
+uses the constants; `rollmill broker topics --create` makes the topics from this table; a test compares the declared
+producers and consumers with the real ones; the diagram in ARCHITECTURE.md is generated from it. All names take a
+prefix at run time (default `rollmill.`), which this file does not know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from schemas.control import Cancel, Control, Credit, Cursor, PolicyVersion, RunManifest
+from schemas.decisions import Decision, GroupDropped, RunEnded, StepDecided, TrainerStarted, VersionPublished
+from schemas.message import Message
+from schemas.messages import Episode, Rollout, Task, Trajectory
+from schemas.telemetry import Metrics, StageEvents
+
+M_co = TypeVar("M_co", bound=Message, covariant=True)
+
+DEFAULT_PREFIX = "rollmill."
+"""Put before every topic name unless the configuration says otherwise."""
+
+HOUR_MS = 3_600_000
+SHORT_MS = 24 * HOUR_MS
+STAGE_MS = 7 * 24 * HOUR_MS
+LONG_MS = 90 * 24 * HOUR_MS
+
+
+class Spread(StrEnum):
+    """How records find their partition."""
+
+    ROUND_ROBIN = "round robin"
+    """Evenly; no order is needed between samples."""
+    RUN = "murmur2(run)"
+    """All records of a run in one partition: the log arbitrates by offset."""
+    SAMPLE = "murmur2(sample)"
+    """All records of a sample in one partition."""
+    SINGLE = "one partition"
+    """The topic has a single partition."""
+    AS_IT_WAS = "as it was"
+    """The partition of the record it came from."""
+
+
+class Opaque(Message, frozen=True, kw_only=True, tag="rollmill.opaque"):
+    """Bytes that are passed on as they are: `dead` carries what could not be read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topic(Generic[M_co]):
+    """One line of the table."""
+
+    name: str
+    """Name without the prefix."""
+    carries: tuple[type[M_co], ...]
+    """Message types that may appear on it."""
+    partitions: int
+    """Number of partitions; fixed for the life of a prefix."""
+    spread: Spread
+    """How records find their partition."""
+    producers: tuple[str, ...]
+    """Who writes it."""
+    consumers: tuple[str, ...]
+    """Who reads it."""
+    retention_ms: int | None
+    """Kept this long; None for a compacted topic."""
+    max_bytes: int = 1_048_576
+    """Largest record batch the broker takes."""
+
+    @property
+    def compacted(self) -> bool:
+        """Tell whether only the last record per key is kept."""
+        return self.retention_ms is None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+STAGES = 32
+"""Partitions of a stage topic: the most workers of one stage that can share the work."""
+
+TASKS: Topic[Task] = Topic(
+    name="tasks",
+    carries=(Task,),
+    partitions=STAGES,
+    spread=Spread.ROUND_ROBIN,
+    producers=("producer", "feeder"),
+    consumers=("init", "reaper", "sink"),
+    retention_ms=STAGE_MS,
+)
+INIT_RETRY_5S: Topic[Task] = Topic(
+    name="init.retry.5s",
+    carries=(Task,),
+    partitions=4,
+    spread=Spread.ROUND_ROBIN,
+    producers=("init", "run", "eval"),
+    consumers=("init",),
+    retention_ms=STAGE_MS,
+)
+EPISODES: Topic[Episode] = Topic(
+    name="episodes",
+    carries=(Episode,),
+    partitions=STAGES,
+    spread=Spread.ROUND_ROBIN,
+    producers=("init",),
+    consumers=("run",),
+    retention_ms=STAGE_MS,
+)
+ROLLOUTS: Topic[Rollout] = Topic(
+    name="rollouts",
+    carries=(Rollout,),
+    partitions=STAGES,
+    spread=Spread.ROUND_ROBIN,
+    producers=("run",),
+    consumers=("eval",),
+    retention_ms=STAGE_MS,
+)
+TRAJECTORIES: Topic[Trajectory] = Topic(
+    name="trajectories",
+    carries=(Trajectory,),
+    partitions=8,
+    spread=Spread.RUN,
+    producers=("init", "run", "eval", "reaper"),
+    consumers=("trainer", "reaper", "sink", "replay", "producer"),
+    retention_ms=LONG_MS,
+)
+DECISIONS: Topic[Decision] = Topic(
+    name="decisions",
+    carries=(TrainerStarted, StepDecided, GroupDropped, VersionPublished, RunEnded),
+    partitions=8,
+    spread=Spread.RUN,
+    producers=("trainer",),
+    consumers=("trainer", "replay", "sink"),
+    retention_ms=LONG_MS,
+)
+EVENTS: Topic[StageEvents] = Topic(
+    name="events",
+    carries=(StageEvents,),
+    partitions=4,
+    spread=Spread.SAMPLE,
+    producers=("init", "run", "eval"),
+    consumers=("status", "sink"),
+    retention_ms=SHORT_MS,
+)
+METRICS: Topic[Metrics] = Topic(
+    name="metrics",
+    carries=(Metrics,),
+    partitions=4,
+    spread=Spread.RUN,
+    producers=("trainer", "init", "run", "eval", "policy"),
+    consumers=("sink",),
+    retention_ms=SHORT_MS,
+)
+CONTROL: Topic[Control] = Topic(
+    name="control",
+    carries=(RunManifest, Credit, Cursor, PolicyVersion, Cancel),
+    partitions=1,
+    spread=Spread.SINGLE,
+    producers=("producer", "feeder", "trainer"),
+    consumers=("feeder", "policy", "reaper", "status"),
+    retention_ms=None,
+)
+DEAD: Topic[Opaque] = Topic(
+    name="dead",
+    carries=(Opaque,),
+    partitions=STAGES,
+    spread=Spread.AS_IT_WAS,
+    producers=("init", "run", "eval", "sink"),
+    consumers=("sink",),
+    retention_ms=LONG_MS,
+)
+
+TABLE: tuple[Topic[Message], ...] = (
+    TASKS,
+    INIT_RETRY_5S,
+    EPISODES,
+    ROLLOUTS,
+    TRAJECTORIES,
+    DECISIONS,
+    EVENTS,
+    METRICS,
+    CONTROL,
+    DEAD,
+)
