@@ -2,11 +2,13 @@
 
 Decoding never executes anything, and sizes are bounded before anything is allocated. A reader meets four kinds of bad
 bytes, all a `DecodeError` that keeps the bytes: not msgpack, no envelope, a type or major version it does not know,
-fields that do not fit. Compression and headers are not known here: `infra/wire.py`.
+fields that do not fit. What is encoded can be decoded: free-form fields hold nil, bool, int, float, text, bytes, arrays
+and maps, nested at most MAX_DEPTH deep, on both sides. Compression and headers are not known here: `infra/wire.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgpack
@@ -21,6 +23,11 @@ MAX_VALUE_BYTES = 16 * 1024 * 1024
 
 MAX_ITEMS = 1_000_000
 """Most entries of one array or map in a message."""
+
+MAX_DEPTH = 64
+"""Deepest nesting of arrays and maps, so that whoever walks a payload may recurse."""
+
+_SCALARS = frozenset({type(None), bool, int, float, str, bytes})
 
 
 class DecodeError(ValueError):
@@ -39,10 +46,15 @@ def encode(message: Message) -> bytes:
     """Return the wire bytes of a message.
 
     Raises:
-        TypeError: a free-form field holds a value without a msgpack form.
+        TypeError: a free-form field holds a value without a form on the wire.
     """
-    fields = msgspec.to_builtins(message, builtin_types=(bytes,))
-    packed: bytes = msgpack.packb({"v": type(message).V, **fields}, use_bin_type=True)
+    try:
+        fields = {"v": type(message).V, **msgspec.to_builtins(message, builtin_types=(bytes,))}
+        _check_plain(fields)
+        packed: bytes = msgpack.packb(fields, use_bin_type=True)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        # Integers over 64 bits, lone surrogates, objects: each library names them by an error of its own.
+        raise TypeError(f"{message.wire_type()} has no form on the wire: {error}") from error
     return packed
 
 
@@ -76,8 +88,32 @@ def _unpack(data: bytes) -> dict[str, Any]:
             max_array_len=MAX_ITEMS,
             max_map_len=MAX_ITEMS,
         )
-    except (ValueError, msgpack.exceptions.UnpackException) as error:
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:  # TypeError: a map as a map's key
         raise DecodeError(f"not msgpack: {error!r}", data) from error
     if not isinstance(fields, dict) or not isinstance(fields.get("type"), str) or "v" not in fields:
         raise DecodeError("no envelope: expected a map with `v` and `type`", data)
+    try:
+        _check_plain(fields)
+    except ValueError as error:
+        raise DecodeError(f"{fields['type']}: {error}", data) from error
     return fields
+
+
+def _check_plain(value: Any) -> None:
+    """Raise ValueError if value is nested too deep or holds a msgpack extension, which few languages read alike."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [member for item in level for member in _members(item) if type(member) not in _SCALARS]
+        if not level:
+            return
+    raise ValueError(f"arrays and maps are nested over {MAX_DEPTH} deep")
+
+
+def _members(value: Any) -> Iterable[Any]:
+    if type(value) is list or type(value) is tuple:
+        return value
+    if type(value) is dict and _SCALARS.issuperset(map(type, value)):
+        return value.values()
+    raise ValueError(
+        f"a {type(value).__name__} is no plain value: use nil, bool, int, float, text, bytes, arrays, maps"
+    )

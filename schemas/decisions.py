@@ -126,7 +126,7 @@ class RunEnded(Message, frozen=True, kw_only=True, tag="rollmill.run_ended"):
     epoch: int
     """Epoch of the writer."""
     position: int
-    """Next offset of `trajectories`: later records are unused as well."""
+    """Next offset of `trajectories`: later records stay unread."""
     step: int
     """Steps made."""
     reason: str

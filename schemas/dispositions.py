@@ -19,7 +19,7 @@ from schemas.decisions import (
     SampleRef,
     StepDecided,
 )
-from schemas.outcome import Cancelled, Completed, Expired, Failed, Outcome
+from schemas.outcome import Cancelled, Expired, Failed, Outcome
 
 Key = tuple[str, int]
 """(group, sample)."""
@@ -63,6 +63,13 @@ _DROPPED = {
     DropReason.INCOMPLETE: Disposition.INCOMPLETE,
 }
 
+_ENDED: dict[type[Outcome], Disposition] = {
+    Failed: Disposition.FAILED,
+    Cancelled: Disposition.CANCELLED,
+    Expired: Disposition.EXPIRED,
+}
+"""Outcomes that no trainer may use."""
+
 
 def dispositions(
     admitted: Iterable[Key],
@@ -81,35 +88,31 @@ def dispositions(
     """
     ledger = Ledger()
     used, position = _used(decisions, ledger)
-    for key in admitted:
-        record = accepted.get(key)
+    for key in dict.fromkeys(admitted):
+        use, record = used.pop(key, None), accepted.get(key)
         if record is None:
             ledger.places[key] = Disposition.OPEN
+            if use is not None:
+                ledger.violations.append(f"{key}: {use[0]} without an accepted record")
             continue
-        offset, outcome = record
-        place = _place(outcome, used.get(key), offset, position if has_trainer else 0, ledger, key)
+        place = _place(key, record, use, position if has_trainer else 0, ledger)
         if place is not None:
             ledger.places[key] = place
+    ledger.violations += [
+        f"{key}: {place} but never admitted" for key, (place, _) in used.items() if key not in ledger.places
+    ]
     return ledger
 
 
 def _place(
-    outcome: Outcome,
-    use: tuple[Disposition, int] | None,
-    offset: int,
-    position: int,
-    ledger: Ledger,
-    key: Key,
+    key: Key, record: tuple[int, Outcome], use: tuple[Disposition, int] | None, position: int, ledger: Ledger
 ) -> Disposition | None:
-    match outcome:
-        case Failed():
-            return Disposition.FAILED
-        case Cancelled():
-            return Disposition.CANCELLED
-        case Expired():
-            return Disposition.EXPIRED
-        case Completed():
-            pass
+    offset, outcome = record
+    ended = _ENDED.get(type(outcome))
+    if ended is not None:
+        if use is not None:
+            ledger.violations.append(f"{key}: {use[0]} and {ended}")
+        return ended
     if use is None:
         if offset >= position:
             return Disposition.UNREAD
@@ -134,6 +137,15 @@ def _used(decisions: Iterable[Decision], ledger: Ledger) -> tuple[dict[Key, tupl
                 ledger.violations.append(f"{key}: {place} and {final[key][0]}")
             final[key] = (place, ref.offset)
 
+    def wait(place: Disposition, refs: Iterable[SampleRef]) -> None:
+        # Each list replaces the one before it: what it no longer names must have been used meanwhile.
+        waiting.clear()
+        for ref in refs:
+            key = (ref.group, ref.sample)
+            if key in final:
+                ledger.violations.append(f"{key}: {place} and {final[key][0]}")
+            waiting[key] = (place, ref.offset)
+
     for decision in decisions:
         match decision:
             case StepDecided():
@@ -141,17 +153,13 @@ def _used(decisions: Iterable[Decision], ledger: Ledger) -> tuple[dict[Key, tupl
                     Disposition.TRAINED,
                     [SampleRef(group=m.group, sample=m.sample, offset=m.offset) for m in decision.members],
                 )
-                waiting = _refs(Disposition.BUFFERED, decision.buffered)
+                wait(Disposition.BUFFERED, decision.buffered)
                 position = decision.position
             case GroupDropped():
                 settle(_DROPPED[decision.reason], decision.members)
             case RunEnded():
-                waiting = _refs(Disposition.UNUSED, decision.unused)
+                wait(Disposition.UNUSED, decision.unused)
                 position = decision.position
             case _:
                 pass
     return {**waiting, **final}, position
-
-
-def _refs(place: Disposition, refs: Iterable[SampleRef]) -> dict[Key, tuple[Disposition, int]]:
-    return {(ref.group, ref.sample): (place, ref.offset) for ref in refs}

@@ -68,6 +68,8 @@ class Topic(Generic[M_co]):
     """Who reads it."""
     retention_ms: int | None
     """Kept this long; None for a compacted topic."""
+    delay_ms: int = 0
+    """A retry tier: a record is handled this long after its timestamp, so that the head is always the earliest due."""
     max_bytes: int = 1_048_576
     """Largest record batch the broker takes."""
 
@@ -100,6 +102,7 @@ INIT_RETRY_5S: Topic[Task] = Topic(
     producers=("init", "run", "eval"),
     consumers=("init",),
     retention_ms=STAGE_MS,
+    delay_ms=5_000,
 )
 EPISODES: Topic[Episode] = Topic(
     name="episodes",

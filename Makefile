@@ -1,0 +1,48 @@
+# Two commands do everything: `make demo` and `make test`. Nothing outside this folder and the user's cache is written.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/uv
+UV_VERSION := 0.13.9
+STAMP := $(VENV)/.ready
+
+.PHONY: demo test test-full check setup lock clean
+
+setup: $(STAMP) jars  ## virtual environment, locked dependencies, Kafka's jars
+
+demo: setup  ## the whole system on this machine: a policy learns, a run is replayed
+	$(BIN)/rollmill demo
+
+test: setup check  ## what every change must pass
+	$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term:skip-covered -q
+
+test-full: setup check  ## the long rest as well
+	$(BIN)/python -m pytest -q
+
+check: $(STAMP)  ## formatting, lints, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+jars: $(STAMP)
+	$(BIN)/python -m infra.broker
+
+$(STAMP): pyproject.toml requirements/dev.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet uv==$(UV_VERSION)
+	$(UV) pip sync --quiet --require-hashes --python $(BIN)/python requirements/dev.txt
+	$(UV) pip install --quiet --python $(BIN)/python --no-deps uv==$(UV_VERSION) --editable .
+	touch $@
+
+COMPILE := $(UV) pip compile --quiet --generate-hashes --no-header --no-annotate --no-emit-index-url \
+	--python-version 3.11 pyproject.toml
+
+lock:  ## write the locks anew from pyproject.toml
+	$(COMPILE) -o requirements/base.txt
+	$(COMPILE) --extra train --extra local -o requirements/train.txt
+	$(COMPILE) --extra train --extra local --extra dev -o requirements/dev.txt
+
+clean:
+	rm -rf $(VENV) .rollmill .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,158 @@
+"""Configuration: one TOML file, then the environment, then `--set`, read once, checked, frozen.
+
+Environment variables are named like the keys: ROLLMILL_BUS__BOOTSTRAP is `bus.bootstrap`. An unknown key is an error,
+so a misspelt limit is not silently the default. Every limit has a unit in its name and a sentence.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from infra.errors import ConfigError
+from infra.worker import Limits
+from schemas.topics import DEFAULT_PREFIX
+
+ENV_PREFIX = "ROLLMILL_"
+"""Environment variables that are settings begin with this."""
+
+
+class Section(BaseModel):
+    """A group of settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class BusConfig(Section):
+    """The log."""
+
+    bootstrap: str = Field("127.0.0.1:9092", description="Addresses of the Kafka brokers, `host:port,host:port`.")
+    prefix: str = Field(DEFAULT_PREFIX, description="Put before every topic name.")
+    session_timeout_s: float = Field(10.0, gt=0, description="A member that is silent this long loses its partitions.")
+    heartbeat_s: float = Field(1.0, gt=0, description="Members say that they are alive this often.")
+
+
+class PolicyConfig(Section):
+    """The engine that samples."""
+
+    url: str = Field("http://127.0.0.1:8000", description="Address of the engine.")
+    name: str = Field("policy", description="Name under which the engine serves the model.")
+    model: Path = Field(Path("model"), description="Model directory with tokenizer.json and the chat template.")
+    wait_s: float = Field(120.0, gt=0, description="Longest wait for an engine that is away or behind.")
+
+
+class EnvHostConfig(Section):
+    """The environment host."""
+
+    address: str = Field("http://127.0.0.1:8010", description="`http://host:port` or `unix:/path`.")
+    capacity: int = Field(1024, gt=0, description="Most environments at once.")
+
+
+class ClickHouseConfig(Section):
+    """Where metrics and records can be asked for by SQL."""
+
+    url: str = Field("http://127.0.0.1:8123", description="ClickHouse's HTTP interface.")
+    database: str = Field("rollmill", description="Database of the tables.")
+    user: str = Field("default", description="User name.")
+    password: str = Field("", repr=False, description="Password.")
+
+
+class StageConfig(Section):
+    """Bounds of one worker of a stage."""
+
+    max_in_flight: int = Field(64, gt=0, description="Records worked on at once by one worker.")
+    drain_s: float = Field(10.0, ge=0, description="Work may finish this long after a stop is asked for.")
+
+    def limits(self) -> Limits:
+        """Return the worker's limits."""
+        return Limits(max_in_flight=self.max_in_flight, drain_s=self.drain_s)
+
+
+class Config(Section):
+    """All settings of the services on one machine."""
+
+    bus: BusConfig = BusConfig()
+    policy: PolicyConfig = PolicyConfig()
+    envhost: EnvHostConfig = EnvHostConfig()
+    clickhouse: ClickHouseConfig = ClickHouseConfig()
+    init: StageConfig = StageConfig()
+    run: StageConfig = StageConfig()
+    eval: StageConfig = StageConfig(max_in_flight=32)
+
+
+def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
+    """Read the configuration.
+
+    Args:
+        path: a TOML file, or None for the defaults.
+        overrides: `a.b=value` each, the value in TOML syntax or plain text.
+
+    Raises:
+        ConfigError: the file cannot be read, or a key or value is wrong; the error names each.
+    """
+    settings = {} if path is None else read_toml(path)
+    for override in (*_from_environment(os.environ), *overrides):
+        apply_override(settings, override)
+    try:
+        return Config.model_validate(settings)
+    except ValidationError as error:
+        raise ConfigError(explain(error, str(path or "configuration"))) from error
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the content of a TOML file. Raises ConfigError."""
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+def _from_environment(environ: Mapping[str, str]) -> list[str]:
+    """Return ROLLMILL_BUS__BOOTSTRAP=x as `bus.bootstrap=x`; a name without a section is not a setting."""
+    return [
+        f"{name.removeprefix(ENV_PREFIX).lower().replace('__', '.')}={value}"
+        for name, value in sorted(environ.items())
+        if name.startswith(ENV_PREFIX) and "__" in name
+    ]
+
+
+def apply_override(settings: dict[str, Any], override: str) -> None:
+    """Put `a.b=value` into nested settings.
+
+    Raises:
+        ConfigError: the text has no `=`.
+    """
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--set {override!r}: expected KEY=VALUE, such as run.max_in_flight=32")
+    *parents, last = key.split(".")
+    for parent in parents:
+        settings = settings.setdefault(parent, {})
+        if not isinstance(settings, dict):
+            raise ConfigError(f"--set {override!r}: {parent} is not a section")
+    settings[last] = _value(text)
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def explain(error: ValidationError, where: str) -> str:
+    """Return a validation error as one line per wrong key."""
+    lines = [f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()]
+    return f"{where}: " + "; ".join(lines)
+
+
+def dump(config: BaseModel) -> dict[str, Any]:
+    """Return a configuration as plain values, for manifests."""
+    return config.model_dump(mode="json")

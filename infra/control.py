@@ -1,0 +1,112 @@
+"""Current state, read from the compacted `control` topic: the latest record of each key.
+
+Numbers in control records are cumulative and a trainer's epoch only grows, so a record that is older than what is
+known (lower epoch, smaller number) is ignored wherever it lies in the log. Reading begins at the start of the topic
+and reaches its end before `start` returns, so a service never works with a state it has not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TypeVar
+
+from infra.bus import Bus, Reader, Record, TopicPartition
+from infra.clock import Clock
+from infra.errors import WaitTimeout
+from infra.wire import unpack
+from schemas.codec import DecodeError
+from schemas.control import Control, Credit, Cursor, PolicyVersion
+from schemas.topics import CONTROL
+
+log = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=Control)
+
+CATCH_UP_S = 30.0
+"""Longest wait for the end of the topic at start, seconds."""
+
+POLL_S = 0.5
+_TP = TopicPartition(CONTROL.name, 0)
+
+
+class ControlView:
+    """The latest control record of each key."""
+
+    def __init__(self, bus: Bus, clock: Clock) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._records: dict[str, Control] = {}
+        self._reader: Reader | None = None
+        self._changed = asyncio.Event()
+
+    async def start(self) -> None:
+        """Read what is there. Raises WaitTimeout when the end is not reached in time."""
+        begin = await self._bus.begin_offsets(CONTROL.name)
+        end = (await self._bus.end_offsets(CONTROL.name))[0]
+        self._reader = await self._bus.read({_TP: begin[0]})
+        until = self._clock.monotonic() + CATCH_UP_S
+        while self._reader.position(_TP) < end:
+            await self._poll(self._reader)
+            if self._clock.monotonic() > until:
+                at = self._reader.position(_TP)
+                raise WaitTimeout(f"waited {CATCH_UP_S:g} s for the end of `control` at {end}; read up to {at}")
+
+    async def follow(self) -> None:
+        """Keep reading until cancelled; call `start` first."""
+        assert self._reader is not None, "start the view before following it"
+        while True:
+            await self._poll(self._reader)
+
+    async def close(self) -> None:
+        """Stop reading."""
+        if self._reader is not None:
+            await self._reader.close()
+
+    def get(self, key: str, kind: type[C]) -> C | None:
+        """Return the latest record of a key, or None."""
+        record = self._records.get(key)
+        return record if isinstance(record, kind) else None
+
+    def all(self, kind: type[C]) -> list[C]:
+        """Return the latest records of one kind, by key."""
+        return [record for _, record in sorted(self._records.items()) if isinstance(record, kind)]
+
+    async def changed(self, timeout_s: float) -> None:
+        """Return at the next change, or after timeout_s."""
+        self._changed.clear()
+        try:
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+        except TimeoutError:
+            return
+
+    async def _poll(self, reader: Reader) -> None:
+        for record in await reader.poll(500, POLL_S):
+            await self._take(record)
+
+    async def _take(self, record: Record) -> None:
+        key = (record.key or b"").decode(errors="replace")
+        if record.value is None:
+            self._records.pop(key, None)
+        else:
+            try:
+                message = (await unpack(CONTROL, record)).message
+            except DecodeError as error:
+                log.warning("control record %s at %d ignored: %s", key, record.offset, error)
+                return
+            if not _older(message, self._records.get(key)):
+                self._records[key] = message
+        self._changed.set()
+
+
+def _older(new: Control, known: Control | None) -> bool:
+    """Tell whether a record says less than what is known."""
+    match new, known:
+        case Credit(), Credit():
+            return (new.epoch, new.admit_up_to) < (known.epoch, known.admit_up_to)
+        case PolicyVersion(), PolicyVersion():
+            return (new.epoch, new.version) < (known.epoch, known.version)
+        case Cursor(), Cursor():
+            return new.admitted < known.admitted
+        case _:
+            return False

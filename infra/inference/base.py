@@ -1,0 +1,197 @@
+"""The seam to a policy engine: token ids in, sampled ids with log-probs and weight versions out.
+
+What every `PolicyClient` promises:
+
+- the ids returned are the ids sampled, each with the log-prob of the distribution it was drawn from (after
+  temperature, top-k, top-p and min-p); at temperature 0 the token is the likeliest one and its log-prob is that of the
+  unprocessed distribution (temperature 1), as vLLM reports it;
+- the version spans cover the ids without a gap, and a span names the weights that sampled its tokens;
+- one seed and one prompt give one answer, whatever else the engine computes meanwhile (up to float noise);
+- a stop token is part of the answer; only the ids in `stop_token_ids` stop, never a default of the engine;
+- cancelling `generate` ends the generation in the engine too.
+
+Anything else is one of the errors below; nothing is padded, re-encoded or retried here. This file does not know HTTP,
+torch, text or turns.
+
+Error tree::
+
+    PolicyError                   the engine did not give a usable answer
+      PolicyUnreachable           nobody answered, or the connection broke
+      PolicyOverloaded            it answered "not now" (429, 503)
+      PolicyRefused               it answered that the request cannot be done
+        ContextOverflow           the prompt leaves no room in the model's context
+        ModelPathMissing          the directory of weights does not exist or holds no weights
+      BadReply                    it answered nonsense: ids or log-probs missing, short or not finite, spans with gaps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from schemas.transcript import LogProbs, Sampling, TokenIds
+
+#: Why a generation ended. `abort`: somebody withdrew it; the ids are those sampled until then.
+FinishReason = Literal["stop", "length", "abort"]
+#: What happens to running generations at a pause: frozen until `resume`, finished first, or ended with `abort`.
+PauseMode = Literal["keep", "wait", "abort"]
+
+#: The only log-prob mode that may be trained on.
+PROCESSED_LOGPROBS = "processed_logprobs"
+
+
+class PolicyError(Exception):
+    """The policy engine did not give a usable answer."""
+
+
+class PolicyUnreachable(PolicyError):
+    """Nobody answered at the engine's address, or the connection broke before the answer was complete."""
+
+
+class PolicyOverloaded(PolicyError):
+    """The engine takes no work now; ask again later or elsewhere."""
+
+
+class PolicyRefused(PolicyError):
+    """The engine understood the request and will not do it; the same request fails again."""
+
+
+class ContextOverflow(PolicyRefused):
+    """The prompt leaves no room for a token in the model's context: end the episode as truncated."""
+
+
+class ModelPathMissing(PolicyRefused):
+    """The engine finds no weights in the directory it was told to load."""
+
+
+class BadReply(PolicyError):
+    """The engine's answer cannot be trained on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionSpan:
+    """Sampled tokens [start, stop) of one generation drawn by one version of the weights."""
+
+    #: Index of the first token among the sampled ones.
+    start: int
+    #: Index after the last.
+    stop: int
+    #: Version of the weights.
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """One answer of the policy; construction checks the promises of this module."""
+
+    #: The sampled ids, int32, shape (n,).
+    token_ids: TokenIds
+    #: Log-prob of each at sampling, float32, shape (n,).
+    logprobs: LogProbs
+    #: Why it ended.
+    finish_reason: FinishReason
+    #: Which weights sampled which tokens; covers [0, n) in order.
+    versions: tuple[VersionSpan, ...]
+
+    def __post_init__(self) -> None:
+        count = len(self.token_ids)
+        if count == 0 and self.finish_reason != "abort":
+            raise BadReply(f"the engine ended with {self.finish_reason!r} and sampled nothing; check its log")
+        if len(self.logprobs) != count:
+            raise BadReply(f"{count} ids came with {len(self.logprobs)} log-probs; ask for log-probs of sampled tokens")
+        if not np.isfinite(self.logprobs).all():
+            raise BadReply("a log-prob is not finite: the weights are broken or the sampler drew a masked token")
+        if count and int(self.token_ids.min()) < 0:
+            raise BadReply(f"token id {int(self.token_ids.min())} is negative")
+        position = 0
+        for span in self.versions:
+            if span.start != position or span.stop <= span.start:
+                raise BadReply(f"version span [{span.start}, {span.stop}) does not continue at {position}")
+            position = span.stop
+        if position != count:
+            raise BadReply(f"version spans cover {position} of {count} ids; the engine must report weight versions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInfo:
+    """What an engine serves, for the checks before a run."""
+
+    #: Name that requests carry.
+    model: str
+    #: Digest of tokenizer and chat template (`model_digest.py`); empty when the engine's files cannot be read here.
+    tokenizer_digest: str
+    #: Prompt and answer together, in tokens.
+    max_model_len: int
+    #: Version of the weights that would sample the next token.
+    version: int
+    #: Number format of the weights, such as `float32`.
+    dtype: str
+    #: Must be `processed_logprobs`.
+    logprobs_mode: str
+
+
+class PolicyClient(Protocol):
+    """One engine, as stages and the weight synchronisation see it."""
+
+    async def generate(
+        self,
+        token_ids: Sequence[int] | npt.NDArray[np.integer],
+        sampling: Sampling,
+        *,
+        seed: int,
+        request_id: str,
+        stop_token_ids: Sequence[int] = (),
+        max_tokens: int | None = None,
+    ) -> Generation:
+        """Sample the continuation of a prompt.
+
+        Args:
+            token_ids: The whole prompt; engines find by themselves what they have computed before.
+            sampling: How to draw.
+            seed: Decides the draw.
+            request_id: Names the generation in the engine's log.
+            stop_token_ids: Ids that end the answer and belong to it.
+            max_tokens: Most tokens of this answer, if fewer than `sampling.max_tokens`.
+
+        Raises:
+            PolicyError: one of the tree in this module.
+
+        """
+        ...
+
+    async def info(self) -> ModelInfo:
+        """Say what is served now."""
+        ...
+
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        """Stop sampling until `resume`; a pause is a lease that the engine ends by itself if nobody resumes."""
+        ...
+
+    async def resume(self) -> None:
+        """Sample on."""
+        ...
+
+    async def load(self, directory: Path, version: int) -> None:
+        """Put the weights of a directory in place under a version; the engine must be paused.
+
+        Running generations keep their key-value cache and go on with the new weights; no later prompt reuses a
+        prefix that older weights computed.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Give up connections; the engine goes on."""
+        ...
+
+
+def token_limit(sampling: Sampling, max_tokens: int | None) -> int:
+    """Return the most tokens of one answer, from the family's limit and the turn's."""
+    limit = sampling.max_tokens if max_tokens is None else min(max_tokens, sampling.max_tokens)
+    if limit < 1:
+        raise PolicyRefused(f"asked for {limit} tokens; end the episode before its token budget is used up")
+    return limit

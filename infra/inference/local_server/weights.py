@@ -1,0 +1,116 @@
+"""Reads a model directory for the engine, and puts new weights into a model that is already there.
+
+A swap is all or nothing: every tensor is read and compared by name and shape before the first one is copied. This
+file does not know when a swap is allowed; `engine.py` does.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from infra.inference.base import ModelPathMissing, PolicyRefused
+from infra.inference.local_server.attention import ATTENTION_NAME, CacheShape
+
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+def load_model(directory: Path, dtype: torch.dtype) -> torch.nn.Module:
+    """Return the model of a directory, ready for slot attention.
+
+    Raises:
+        ModelPathMissing: The directory holds no model.
+        PolicyRefused: The model needs an attention that this engine does not have.
+
+    """
+    if not (directory / "config.json").is_file():
+        raise ModelPathMissing(
+            f"no config.json in {directory}: give the directory that save_pretrained wrote, with config.json and "
+            f"{WEIGHTS_FILE}"
+        )
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True
+    )
+    return model.eval().requires_grad_(requires_grad=False)
+
+
+def cache_shape(config: Any, slots: int, max_len: int) -> CacheShape:
+    """Return the cache that a model needs.
+
+    Raises:
+        PolicyRefused: The model's attention is not plain causal attention within `max_len`.
+
+    """
+    window = getattr(config, "sliding_window", None)
+    if window is not None and getattr(config, "use_sliding_window", True) and window < max_len:
+        raise PolicyRefused(
+            f"{config.model_type} attends to a window of {window} tokens, and this engine to all {max_len}: "
+            f"set max_model_len to at most {window} or serve the model with vLLM"
+        )
+    heads = config.num_attention_heads
+    return CacheShape(
+        layers=config.num_hidden_layers,
+        slots=slots,
+        max_len=max_len,
+        heads=getattr(config, "num_key_value_heads", None) or heads,
+        dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+    )
+
+
+def read_weights(directory: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a directory of safetensors, sharded or not.
+
+    Raises:
+        ModelPathMissing: There is no such directory or it holds no safetensors.
+        PolicyRefused: A file cannot be read.
+
+    """
+    if (directory / INDEX_FILE).is_file():
+        index = json.loads((directory / INDEX_FILE).read_text(encoding="utf-8"))
+        names = sorted(set(index["weight_map"].values()))
+    else:
+        names = [WEIGHTS_FILE]
+    missing = [name for name in names if not (directory / name).is_file()]
+    if missing:
+        raise ModelPathMissing(f"no {', '.join(missing)} in {directory}: publish the weights before announcing them")
+    tensors: dict[str, torch.Tensor] = {}
+    for name in names:
+        try:
+            tensors.update(load_file(directory / name))
+        except SafetensorError as error:
+            raise PolicyRefused(f"{directory / name} is not a whole safetensors file: {error}") from error
+    return tensors
+
+
+def swap_weights(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+    """Copy new weights into a model, or change nothing.
+
+    Raises:
+        PolicyRefused: Names or shapes differ from the model's.
+
+    """
+    current = model.state_dict()
+    # A tied weight appears under both names in the model and under one in the file; it is one storage.
+    given = {current[name].data_ptr() for name in tensors if name in current}
+    missing = [name for name, tensor in current.items() if name not in tensors and tensor.data_ptr() not in given]
+    unknown = [name for name in tensors if name not in current]
+    misshapen = [
+        f"{name} {tuple(tensor.shape)} for {tuple(current[name].shape)}"
+        for name, tensor in tensors.items()
+        if name in current and tensor.shape != current[name].shape
+    ]
+    if missing or unknown or misshapen:
+        raise PolicyRefused(
+            "these are weights of another model: "
+            f"missing {missing[:3]}, unknown {unknown[:3]}, other shape {misshapen[:3]}; nothing was changed"
+        )
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            current[name].copy_(tensor)

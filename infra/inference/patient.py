@@ -1,0 +1,112 @@
+"""A policy that RUN can wait for: overload, a restart of the engine and a missing version are waited out, bounded.
+
+Waiting happens inside the stage and raises no attempt: a task does not become worse because an engine restarts. When
+the limit is reached the rollout fails as an engine failure. An answer that cannot be trained on is a failure at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from infra.clock import Clock
+from infra.errors import Failure
+from infra.inference.base import (
+    Generation,
+    ModelInfo,
+    PolicyClient,
+    PolicyError,
+    PolicyOverloaded,
+    PolicyUnreachable,
+)
+from schemas.outcome import Boundary, FailureKind
+from schemas.transcript import Sampling, TokenIds
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+WAIT_S = 120.0
+"""Longest wait for an engine that is away, overloaded or behind the wanted version, seconds."""
+
+FIRST_BACKOFF_S = 0.1
+LONGEST_BACKOFF_S = 2.0
+
+
+class PatientPolicy:
+    """One policy engine, asked again while it is away."""
+
+    def __init__(self, client: PolicyClient, clock: Clock, *, wait_s: float = WAIT_S) -> None:
+        self._client = client
+        self._clock = clock
+        self._wait_s = wait_s
+        self._info: ModelInfo | None = None
+        self._refreshing = asyncio.Lock()
+
+    async def info(self, min_version: int = 0) -> ModelInfo:
+        """Return what the engine serves, once its version is at least min_version.
+
+        Raises:
+            Failure: the version did not come, or the engine did not answer, within the limit.
+        """
+        until = self._clock.monotonic() + self._wait_s
+        while self._info is None or self._info.version < min_version:
+            if self._clock.monotonic() > until:
+                has = "none" if self._info is None else self._info.version
+                raise _failure(f"waited {self._wait_s:g} s for policy version {min_version}; the engine has {has}")
+            await self._refresh(min_version)
+        return self._info
+
+    async def _refresh(self, min_version: int) -> None:
+        """Ask the engine once for all episodes that wait."""
+        async with self._refreshing:
+            if self._info is not None and self._info.version >= min_version:
+                return
+            self._info = await self._patiently("the engine's version", self._client.info)
+            if self._info.version < min_version:
+                await self._clock.sleep(FIRST_BACKOFF_S)
+
+    async def generate(
+        self,
+        prompt: TokenIds,
+        sampling: Sampling,
+        *,
+        seed: int,
+        request_id: str,
+        stop_token_ids: Sequence[int],
+        max_tokens: int,
+    ) -> Generation:
+        """Sample a continuation. Raises Failure when there is no answer to train on within the limit."""
+
+        async def ask() -> Generation:
+            return await self._client.generate(
+                prompt,
+                sampling,
+                seed=seed,
+                request_id=request_id,
+                stop_token_ids=stop_token_ids,
+                max_tokens=max_tokens,
+            )
+
+        return await self._patiently(f"generation {request_id}", ask)
+
+    async def _patiently(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
+        until = self._clock.monotonic() + self._wait_s
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            try:
+                return await ask()
+            except (PolicyOverloaded, PolicyUnreachable) as error:
+                if self._clock.monotonic() > until:
+                    raise _failure(f"waited {self._wait_s:g} s for {what}: {error}") from error
+                log.debug("%s: asked again in %.1f s: %s", what, backoff_s, error)
+                await self._clock.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+            except PolicyError as error:
+                raise _failure(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def _failure(cause: str) -> Failure:
+    return Failure(FailureKind.ENGINE, Boundary.POLICY, cause)

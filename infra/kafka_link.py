@@ -1,0 +1,209 @@
+"""The connection to a Kafka cluster that everything else shares: names, limits, errors, and questions about offsets.
+
+Names without a prefix live on our side of this file, names with it on Kafka's. Every call to the cluster goes through
+`guarded`, so it has a limit and fails as a BusError that says what was tried and where. No record passes through here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer
+from aiokafka import TopicPartition as KafkaPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import KafkaError
+
+from infra.bus import Committed, TopicPartition
+from infra.errors import BusError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KafkaLimits:
+    """Bounds of one client, each with its unit."""
+
+    connect_s: float = 15.0
+    """Longest wait for the first answer, seconds: a broker may be starting beside us."""
+    request_s: float = 10.0
+    """Longest wait for one answer of a broker that is connected, seconds."""
+    publish_s: float = 30.0
+    """Longest wait until a record is acknowledged, seconds; long enough for a broker's restart."""
+    topic_s: float = 5.0
+    """Longest wait until a topic is known, seconds; after that it does not exist."""
+    join_s: float = 60.0
+    """Longest wait for the first assignment in a group, seconds."""
+    commit_s: float = 10.0
+    """Longest wait for a commit, seconds."""
+    close_s: float = 10.0
+    """Longest wait for an orderly end of a client, seconds."""
+    session_s: float = 10.0
+    """A member that is silent for this long loses its partitions, seconds."""
+    heartbeat_s: float = 1.0
+    """A member says this often that it lives, seconds."""
+    rebalance_s: float = 60.0
+    """Members have this long to come back to a rebalance, seconds."""
+    max_poll_s: float = 300.0
+    """A member that does not poll for this long leaves, seconds: its heartbeats alone prove nothing."""
+    fetch_wait_ms: int = 100
+    """The broker holds an empty fetch for this long, milliseconds; it bounds the wait for a partition that the fetch
+    in flight does not cover."""
+    fetch_bytes: int = 1_048_576
+    """Most bytes of one partition in one fetch; a larger record still arrives, alone."""
+    record_bytes: int = 1_000_000
+    """Largest record, key and headers included; refused here, since a refusal by the broker breaks the producer."""
+    linger_ms: int = 0
+    """Wait for company before a batch is sent, milliseconds; batches form anyway while one is under way."""
+
+
+class KafkaLink:
+    """One cluster, one prefix."""
+
+    def __init__(self, bootstrap: str, *, prefix: str, client_id: str, limits: KafkaLimits) -> None:
+        self.bootstrap = bootstrap
+        self.prefix = prefix
+        self.limits = limits
+        self._client_id = client_id
+        self._partitions: dict[str, int] = {}
+        self._admin: AIOKafkaAdminClient | None = None
+        self._offsets: AIOKafkaConsumer | None = None
+
+    def options(self) -> dict[str, Any]:
+        """Return what every client is made with."""
+        return {
+            "bootstrap_servers": self.bootstrap,
+            "client_id": self._client_id,
+            "request_timeout_ms": int(self.limits.request_s * 1000),
+            "retry_backoff_ms": 100,
+        }
+
+    def outer(self, partition: TopicPartition) -> KafkaPartition:
+        """Return a partition under its name on the cluster."""
+        return KafkaPartition(self.prefix + partition.topic, partition.partition)
+
+    def inner(self, partition: KafkaPartition) -> TopicPartition:
+        """Return a partition under its name without the prefix."""
+        return TopicPartition(partition.topic.removeprefix(self.prefix), partition.partition)
+
+    @asynccontextmanager
+    async def guarded(self, limit_s: float, doing: str) -> AsyncIterator[None]:
+        """Bound a block, and name what was tried when it fails."""
+        try:
+            async with asyncio.timeout(limit_s):
+                yield
+        except TimeoutError as error:
+            raise BusError(f"{doing}: no answer from {self.bootstrap} in {limit_s:g} s") from error
+        except KafkaError as error:
+            raise BusError(f"{doing} at {self.bootstrap}: {type(error).__name__}: {error}") from error
+
+    async def start(self) -> None:
+        """Connect the clients that ask questions; the cluster is known to answer."""
+        async with self.guarded(self.limits.request_s, "connecting"):
+            self._admin = AIOKafkaAdminClient(**self.options())
+            await self._admin.start()
+            self._offsets = AIOKafkaConsumer(**self.options(), enable_auto_commit=False)
+            await self._offsets.start()
+
+    async def close(self) -> None:
+        """Disconnect."""
+        async with self.guarded(self.limits.close_s, "disconnecting"):
+            if self._offsets is not None:
+                await self._offsets.stop()
+            if self._admin is not None:
+                await self._admin.close()
+
+    @property
+    def admin(self) -> AIOKafkaAdminClient:
+        """The client for topics and groups."""
+        if self._admin is None:
+            raise BusError("the bus is not started: call start() first")
+        return self._admin
+
+    async def partitions(self, topic: str) -> int:
+        """Return how many partitions a topic has; fixed for the life of a prefix, so asked once."""
+        known = self._partitions.get(topic)
+        if known is not None:
+            return known
+        name = self.prefix + topic
+        give_up = asyncio.get_running_loop().time() + self.limits.topic_s
+        while True:
+            async with self.guarded(self.limits.request_s, f"looking up topic {name}"):
+                (found,) = await self.admin.describe_topics([name])
+            if found["error_code"] == 0 and found["partitions"]:
+                self._partitions[topic] = len(found["partitions"])
+                return self._partitions[topic]
+            if asyncio.get_running_loop().time() >= give_up:
+                raise BusError(
+                    f"no topic {name} at {self.bootstrap}; "
+                    "create the topics with `rollmill broker topics --create`, or check the prefix"
+                )
+            await asyncio.sleep(0.1)
+
+    async def begin_offsets(self, topic: str) -> dict[int, int]:
+        """Return partition -> first offset still in the log."""
+        return await self._edge(topic, "beginning_offsets")
+
+    async def end_offsets(self, topic: str) -> dict[int, int]:
+        """Return partition -> next offset to be written."""
+        return await self._edge(topic, "end_offsets")
+
+    async def _edge(self, topic: str, which: str) -> dict[int, int]:
+        count = await self.partitions(topic)
+        wanted = [self.outer(TopicPartition(topic, number)) for number in range(count)]
+        async with self.guarded(self.limits.request_s, f"asking for the {which} of {self.prefix}{topic}"):
+            found = await getattr(self._offsets, which)(wanted)
+        return {partition.partition: offset for partition, offset in sorted(found.items())}
+
+    async def committed(self, group: str, topics: Iterable[str]) -> dict[TopicPartition, Committed]:
+        """Return a group's progress on the partitions of these topics that have any."""
+        wanted = {self.prefix + topic for topic in topics}
+        async with self.guarded(self.limits.request_s, f"asking for the progress of group {group}"):
+            found = await self._patiently_fetch(self.prefix + group)
+        return {
+            self.inner(partition): Committed(progress.offset, progress.metadata or "")
+            for partition, progress in found.items()
+            if partition.topic in wanted and progress.offset >= 0
+        }
+
+    async def _patiently_fetch(self, group: str) -> dict[KafkaPartition, Any]:
+        # The first question of a fresh cluster makes it create its offsets topic; until then it has no coordinator.
+        while True:
+            try:
+                found: dict[KafkaPartition, Any] = await self.admin.list_consumer_group_offsets(group)
+            except KafkaError as error:
+                if not error.retriable:
+                    raise
+                await asyncio.sleep(0.05)
+            else:
+                return found
+
+    async def settings(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Return topic -> its settings on the cluster."""
+        asked = [ConfigResource(ConfigResourceType.TOPIC, self.prefix + topic) for topic in topics]
+        async with self.guarded(self.limits.request_s, "reading the settings of topics"):
+            answers = await self.admin.describe_configs(asked)
+        found: dict[str, dict[str, str]] = {}
+        for answer in answers:
+            for code, message, _, name, entries in answer.resources:
+                if code:
+                    raise BusError(f"reading the settings of {name} at {self.bootstrap}: {message or code}")
+                found[name.removeprefix(self.prefix)] = {entry[0]: entry[1] for entry in entries}
+        return found
+
+    async def lost(self, partition: TopicPartition, offset: int) -> str:
+        """Return the message of an OffsetLost: topic, offset, what the log still has, and why."""
+        topic = partition.topic
+        begin = (await self.begin_offsets(topic))[partition.partition]
+        end = (await self.end_offsets(topic))[partition.partition]
+        retention = (await self.settings([topic]))[topic].get("retention.ms", "unknown")
+        return (
+            f"offset {offset} of {self.prefix}{topic}, partition {partition.partition}, is not in the log, "
+            f"which holds {begin} to {end} (retention.ms={retention}); records were removed before they were read: "
+            "keep the topic longer, or start over with another group or offset"
+        )

@@ -1,0 +1,104 @@
+"""Topics on a Kafka cluster: made from the table, and compared with it.
+
+Existing topics are never altered: a change of partitions would move keys, one of retention could delete data. The
+number of replicas is the cluster's own default, since the table knows no cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.admin.new_topic import NewTopic
+from aiokafka.errors import TopicAlreadyExistsError, for_code
+
+from infra.errors import BusError
+from infra.kafka_link import KafkaLink
+from infra.topic_shape import Shape, configs, require, shape_of
+from schemas.topics import Topic
+
+log = logging.getLogger(__name__)
+
+_UNKNOWN_TOPIC = 3
+
+
+async def create(link: KafkaLink, topics: Iterable[Topic[Any]]) -> list[str]:
+    """Create the topics that are missing and return their names without the prefix, once they can be written."""
+    table = list(topics)
+    present = await _partition_counts(link, [topic.name for topic in table])
+    missing = [topic for topic in table if topic.name not in present]
+    if not missing:
+        return []
+    replicas = await _default_replicas(link)
+    wanted = [
+        NewTopic(link.prefix + topic.name, topic.partitions, replicas, topic_configs=configs(shape_of(topic)))
+        for topic in missing
+    ]
+    async with link.guarded(link.limits.publish_s, "creating topics"):
+        answer = await link.admin.create_topics(wanted)
+        for name, code, *rest in answer.topic_errors:
+            # Somebody else may create the same topics at the same moment: `check` tells whether they are the same.
+            if code not in (0, TopicAlreadyExistsError.errno):
+                raise BusError(f"creating topic {name} at {link.bootstrap}: {for_code(code).__name__} {rest}")
+        await _until_usable(link, missing)
+    return [topic.name for topic in missing]
+
+
+async def check(link: KafkaLink, topics: Iterable[Topic[Any]]) -> None:
+    """Raise ConfigError listing every topic that is missing or differs from the table."""
+    table = list(topics)
+    counts = await _partition_counts(link, [topic.name for topic in table])
+    settings = await link.settings(counts) if counts else {}
+    found = {name: _shape(count, settings[name]) for name, count in counts.items()}
+    require(table, found, prefix=link.prefix, where=link.bootstrap)
+
+
+def _shape(partitions: int, settings: dict[str, str]) -> Shape:
+    cleanup = settings["cleanup.policy"]
+    return Shape(
+        partitions=partitions,
+        cleanup=cleanup,
+        retention_ms=None if cleanup == "compact" else int(settings["retention.ms"]),
+        max_bytes=int(settings["max.message.bytes"]),
+    )
+
+
+async def _partition_counts(link: KafkaLink, names: Sequence[str]) -> dict[str, int]:
+    return {
+        topic["topic"].removeprefix(link.prefix): len(topic["partitions"])
+        for topic in await _describe(link, names)
+        if topic["error_code"] != _UNKNOWN_TOPIC
+    }
+
+
+async def _describe(link: KafkaLink, names: Sequence[str]) -> list[dict[str, Any]]:
+    async with link.guarded(link.limits.request_s, "looking up topics"):
+        found: list[dict[str, Any]] = await link.admin.describe_topics([link.prefix + name for name in names])
+        return found
+
+
+async def _default_replicas(link: KafkaLink) -> int:
+    setting = "default.replication.factor"
+    async with link.guarded(link.limits.request_s, f"reading {setting}"):
+        cluster = await link.admin.describe_cluster()
+        node = str(cluster["brokers"][0]["node_id"])
+        (answer,) = await link.admin.describe_configs(
+            [ConfigResource(ConfigResourceType.BROKER, node, configs={setting: None})]
+        )
+    entries = {entry[0]: entry[1] for resource in answer.resources for entry in resource[4]}
+    return int(entries[setting])
+
+
+async def _until_usable(link: KafkaLink, topics: Sequence[Topic[Any]]) -> None:
+    """Wait until every partition has a leader; the caller sets the limit."""
+    names = [topic.name for topic in topics]
+    while True:
+        described = await _describe(link, names)
+        if all(topic["partitions"] for topic in described) and all(
+            part["leader"] >= 0 for topic in described for part in topic["partitions"]
+        ):
+            return
+        await asyncio.sleep(0.05)

@@ -1,0 +1,409 @@
+"""The log in memory: the twin of `kafka.py`, for tests and for a demo in one process. Nothing is durable.
+
+It keeps every promise of `bus.py` and imitates what hurts with the real one, so that a worker that is right here is
+right there: rebalances are eager (all positions of a group go back to what was committed, retained partitions too), a
+commit of a lost partition is refused, an offset that retention removed is an error. `trim` plays the retention and
+`expel` a session that ran out; both exist for tests. One event loop, one process; compaction is not played.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra import topic_shape
+from infra.bus import (
+    Committed,
+    Consumer,
+    Headers,
+    Position,
+    Reader,
+    Rebalance,
+    Record,
+    TopicPartition,
+    ignore_rebalance,
+)
+from infra.clock import Clock, SystemClock
+from infra.errors import BusError, NotOwner, OffsetLost
+from schemas.topics import Topic
+
+MAX_METADATA_BYTES = 4096
+"""Most bytes of text kept with an offset, as Kafka's `offset.metadata.max.bytes`."""
+
+MAX_RECORD_BYTES = 1_000_000
+"""Largest record, key and headers included, as `KafkaLimits.record_bytes`."""
+
+
+@dataclass
+class _Partition:
+    """The records of one partition that are still kept."""
+
+    begin: int = 0
+    records: list[Record] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.records)
+
+    def holds(self, offset: int) -> bool:
+        """Tell whether reading may continue at this offset."""
+        return self.begin <= offset <= self.end
+
+    def after(self, offset: int, most: int) -> list[Record]:
+        at = offset - self.begin
+        return self.records[at : at + most]
+
+
+@dataclass
+class _Group:
+    """A consumer group: its members in the order they joined, and its progress."""
+
+    members: list[MemoryMember] = field(default_factory=list)
+    committed: dict[TopicPartition, Committed] = field(default_factory=dict)
+    rebalancing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class MemoryBus:
+    """A log in this process (`infra.bus.Bus`)."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock = clock or SystemClock()
+        self._topics: dict[str, Topic[Any]] = {}
+        self._log: dict[TopicPartition, _Partition] = {}
+        self._groups: dict[str, _Group] = {}
+        self._turn: dict[str, itertools.count[int]] = {}
+        self._arrived = asyncio.Event()
+
+    async def start(self) -> None:
+        """Do nothing: memory is always there."""
+
+    async def close(self) -> None:
+        """Wake whoever waits; what was published stays until the process ends."""
+        self.notify()
+
+    async def publish(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        partition: int | None = None,
+        headers: Headers = (),
+    ) -> Position:
+        """Append a record; no partition means: spread evenly."""
+        if value is None and key is None:
+            raise BusError(f"publishing to {topic}: a record needs a key or a value")
+        count = self._topic(topic).partitions
+        place = next(self._turn[topic]) % count if partition is None else partition
+        if not 0 <= place < count:
+            raise BusError(f"publishing to {topic}: no partition {place}, it has {count}")
+        size = sum(len(name) + len(text) for name, text in headers) + len(key or b"") + len(value or b"")
+        if size > MAX_RECORD_BYTES:
+            raise BusError(f"publishing to {topic}: {size} bytes, at most {MAX_RECORD_BYTES} are taken")
+        # A real log suspends its caller: a loop that only publishes must not starve the rest here either.
+        await asyncio.sleep(0)
+        log = self._log[TopicPartition(topic, place)]
+        log.records.append(Record(topic, place, log.end, self.clock.now_ms(), key, value, tuple(headers)))
+        self.notify()
+        return Position(place, log.end - 1)
+
+    async def join(
+        self,
+        topics: Sequence[str],
+        group: str,
+        *,
+        on_assigned: Rebalance = ignore_rebalance,
+        on_revoked: Rebalance = ignore_rebalance,
+    ) -> Consumer:
+        """Join a consumer group; returns with the first assignment."""
+        for topic in topics:
+            self._topic(topic)
+        home = self._groups.setdefault(group, _Group())
+        member = MemoryMember(self, group, frozenset(topics), on_assigned, on_revoked)
+        home.members.append(member)
+        await self._rebalance(home)
+        return member
+
+    async def read(self, start: Mapping[TopicPartition, int]) -> Reader:
+        """Read partitions from these offsets on; an offset that is not in the log raises OffsetLost."""
+        for partition, offset in start.items():
+            self._topic(partition.topic)
+            self.require(partition, offset)
+        return MemoryReader(self, start)
+
+    async def begin_offsets(self, topic: str) -> dict[int, int]:
+        """Return partition -> first offset still in the log."""
+        return {part.partition: self._log[part].begin for part in self._partitions(topic)}
+
+    async def end_offsets(self, topic: str) -> dict[int, int]:
+        """Return partition -> next offset to be written."""
+        return {part.partition: self._log[part].end for part in self._partitions(topic)}
+
+    async def committed(self, group: str, topic: str) -> dict[int, Committed]:
+        """Return partition -> progress of a group, for partitions that have any."""
+        known = self._groups[group].committed if group in self._groups else {}
+        return {part.partition: known[part] for part in self._partitions(topic) if part in known}
+
+    async def create_topics(self, topics: Iterable[Topic[Any]]) -> list[str]:
+        """Create the topics that are missing and return their names."""
+        missing = [topic for topic in topics if topic.name not in self._topics]
+        for topic in missing:
+            self._topics[topic.name] = topic
+            self._turn[topic.name] = itertools.count()
+            for number in range(topic.partitions):
+                self._log[TopicPartition(topic.name, number)] = _Partition()
+        return [topic.name for topic in missing]
+
+    async def check_topics(self, topics: Iterable[Topic[Any]]) -> None:
+        """Raise ConfigError listing every topic that is missing or differs from the table."""
+        found = {name: topic_shape.shape_of(topic) for name, topic in self._topics.items()}
+        topic_shape.require(topics, found, prefix="", where="the memory bus")
+
+    def trim(self, partition: TopicPartition, before: int) -> None:
+        """Remove the records before an offset, as retention does."""
+        log = self._log[partition]
+        del log.records[: before - log.begin]
+        log.begin = before
+
+    async def expel(self, consumer: Consumer) -> None:
+        """Take a member's partitions away without telling it, as when its session runs out."""
+        for home in self._groups.values():
+            for member in home.members:
+                if member is consumer:
+                    home.members.remove(member)
+                    member.forget()
+                    await self._rebalance(home)
+                    return
+
+    # What members and readers ask for.
+
+    def require(self, partition: TopicPartition, offset: int) -> None:
+        """Raise OffsetLost if reading cannot continue at this offset."""
+        log = self._log[partition]
+        if not log.holds(offset):
+            raise OffsetLost(
+                f"offset {offset} of {partition.topic}, partition {partition.partition}, is not in the log, which "
+                f"holds {log.begin} to {log.end} (retention.ms={self._topics[partition.topic].retention_ms}); "
+                "records were removed before they were read"
+            )
+
+    def take(self, position: dict[TopicPartition, int], max_records: int) -> list[Record]:
+        """Return records from these positions on and move the positions; a part of each partition, in turn."""
+        taken: list[Record] = []
+        for partition in list(position):
+            if len(taken) >= max_records:
+                break
+            offset = position.pop(partition)
+            position[partition] = offset  # to the end of the queue: no partition waits for ever behind a full one
+            self.require(partition, offset)
+            found = self._log[partition].after(offset, max_records - len(taken))
+            position[partition] = offset + len(found)
+            taken += found
+        return taken
+
+    async def arrival(self, event: asyncio.Event, timeout_s: float) -> None:
+        """Wait until the event is set or the time has passed on this bus's clock."""
+        waiting = {asyncio.ensure_future(event.wait()), asyncio.ensure_future(self.clock.sleep(timeout_s))}
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    @property
+    def news(self) -> asyncio.Event:
+        """Set at the next record or rebalance; take it before looking, so that nothing is missed."""
+        return self._arrived
+
+    def notify(self) -> None:
+        """Wake everybody who waits for news."""
+        self._arrived.set()
+        self._arrived = asyncio.Event()
+
+    def starting_points(self, group: str, owned: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return where a group goes on: at what it committed, else at the earliest record."""
+        committed = self._groups[group].committed
+        return {part: committed[part].offset if part in committed else self._log[part].begin for part in sorted(owned)}
+
+    def store(self, group: str, offsets: Mapping[TopicPartition, Committed]) -> None:
+        """Keep a group's progress."""
+        for partition, progress in offsets.items():
+            if len(progress.metadata.encode()) > MAX_METADATA_BYTES:
+                raise BusError(f"committing {partition}: metadata of more than {MAX_METADATA_BYTES} bytes")
+        self._groups[group].committed.update(offsets)
+
+    async def leave(self, member: MemoryMember) -> None:
+        """Take a member out of its group."""
+        home = self._groups[member.group]
+        if member in home.members:
+            home.members.remove(member)
+            await self._rebalance(home)
+
+    async def _rebalance(self, home: _Group) -> None:
+        async with home.rebalancing:
+            members = list(home.members)
+            for member in members:
+                member.pause()
+            wanted = {part for member in members for topic in member.topics for part in self._partitions(topic)}
+            shares = share(sorted(wanted), [(member.topics, member.assignment()) for member in members])
+            # All lose before anyone gains: a partition has one owner at a time.
+            for member, owned in zip(members, shares, strict=True):
+                await member.lose(member.assignment() - owned)
+            for member, owned in zip(members, shares, strict=True):
+                await member.gain(owned)
+        self.notify()
+
+    def _topic(self, name: str) -> Topic[Any]:
+        if name not in self._topics:
+            raise BusError(f"no topic {name} on the memory bus; create the topics first")
+        return self._topics[name]
+
+    def _partitions(self, topic: str) -> list[TopicPartition]:
+        return [TopicPartition(topic, number) for number in range(self._topic(topic).partitions)]
+
+
+class MemoryMember:
+    """One member of a consumer group (`infra.bus.Consumer`)."""
+
+    def __init__(
+        self,
+        bus: MemoryBus,
+        group: str,
+        topics: frozenset[str],
+        on_assigned: Rebalance,
+        on_revoked: Rebalance,
+    ) -> None:
+        self.group = group
+        self.topics = topics
+        self._bus = bus
+        self._on_assigned = on_assigned
+        self._on_revoked = on_revoked
+        self._owned: frozenset[TopicPartition] = frozenset()
+        self._position: dict[TopicPartition, int] = {}
+        self._ready = False
+        self._broken: Exception | None = None
+
+    async def poll(self, max_records: int, timeout_s: float) -> list[Record]:
+        """Return up to max_records records, or none after timeout_s; see `infra.bus.Consumer`."""
+        give_up = self._bus.clock.monotonic() + timeout_s
+        while True:
+            news = self._bus.news
+            if self._broken is not None:
+                raise self._broken
+            if self._ready and max_records > 0 and (found := self._bus.take(self._position, max_records)):
+                await asyncio.sleep(0)
+                return found
+            left_s = give_up - self._bus.clock.monotonic()
+            if left_s <= 0:
+                await asyncio.sleep(0)
+                return []
+            await self._bus.arrival(news, left_s)
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """Return the partitions this member owns now."""
+        return self._owned
+
+    async def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+        """Store the group's progress. Raises NotOwner or BusError."""
+        await asyncio.sleep(0)
+        foreign = sorted(offsets.keys() - self._owned)
+        if foreign:
+            raise NotOwner(f"group {self.group}: {foreign} belong to another member now")
+        self._bus.store(self.group, offsets)
+
+    async def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Continue an owned partition at this offset."""
+        if partition not in self._owned:
+            raise NotOwner(f"group {self.group}: cannot seek in {partition}, it belongs to another member")
+        self._position[partition] = offset
+
+    async def close(self) -> None:
+        """Leave the group; no callback is called."""
+        self.forget()
+        await self._bus.leave(self)
+
+    # What a rebalance does to a member.
+
+    def pause(self) -> None:
+        """Hand out nothing more until the assignment is known."""
+        self._ready = False
+
+    async def lose(self, lost: frozenset[TopicPartition]) -> None:
+        """Give partitions up."""
+        self._owned -= lost
+        if lost:
+            await self._guarded(self._on_revoked, lost)
+
+    async def gain(self, owned: frozenset[TopicPartition]) -> None:
+        """Own partitions, from the committed offset on, the retained ones too."""
+        self._owned = owned
+        self._position = self._bus.starting_points(self.group, owned)
+        await self._guarded(self._on_assigned, owned)
+        self._ready = True
+
+    def forget(self) -> None:
+        """Own nothing more."""
+        self._owned, self._position, self._ready = frozenset(), {}, False
+
+    async def _guarded(self, callback: Rebalance, partitions: frozenset[TopicPartition]) -> None:
+        try:
+            await callback(partitions)
+        except Exception as error:  # noqa: BLE001 - it is this member's error, not that of who joined; poll raises it
+            self._broken = error
+
+
+class MemoryReader:
+    """Reads whole partitions from given offsets, in no group (`infra.bus.Reader`)."""
+
+    def __init__(self, bus: MemoryBus, start: Mapping[TopicPartition, int]) -> None:
+        self._bus = bus
+        self._position = dict(start)
+
+    async def poll(self, max_records: int, timeout_s: float) -> list[Record]:
+        """Return up to max_records records, or none after timeout_s; in offset order per partition."""
+        give_up = self._bus.clock.monotonic() + timeout_s
+        while True:
+            news = self._bus.news
+            found = self._bus.take(self._position, max_records)
+            left_s = give_up - self._bus.clock.monotonic()
+            if found or left_s <= 0:
+                await asyncio.sleep(0)
+                return found
+            await self._bus.arrival(news, left_s)
+
+    def position(self, partition: TopicPartition) -> int:
+        """Return the next offset that will be handed out."""
+        return self._position[partition]
+
+    async def close(self) -> None:
+        """Stop reading."""
+        self._position = {}
+
+
+def share(
+    partitions: Sequence[TopicPartition],
+    members: Sequence[tuple[frozenset[str], frozenset[TopicPartition]]],
+) -> list[frozenset[TopicPartition]]:
+    """Spread partitions over members, each keeping what it has as far as the balance allows.
+
+    Args:
+        partitions: all partitions to hand out.
+        members: per member the topics it reads and the partitions it has.
+    """
+    shares: list[set[TopicPartition]] = [set() for _ in members]
+    fair = -(-len(partitions) // len(members)) if members else 0
+    homeless = []
+    for partition in partitions:
+        keeper = next((at for at, (_, has) in enumerate(members) if partition in has), None)
+        if keeper is not None and len(shares[keeper]) < fair:
+            shares[keeper].add(partition)
+        else:
+            homeless.append(partition)
+    for partition in homeless:
+        readers = [at for at, (topics, _) in enumerate(members) if partition.topic in topics]
+        shares[min(readers, key=lambda at: len(shares[at]))].add(partition)
+    return [frozenset(owned) for owned in shares]

@@ -1,0 +1,76 @@
+"""One concern per file around a stage's handler: a middleware takes a call and gives a call.
+
+    events( deadline( retry( budget( handle ))))
+
+A `Job` is one record with its message; a `Result` is what must be in the log before the record is done. Handlers
+return an output or raise `infra.errors.Failure`; only `retry.py` turns a Failure into a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Generic, TypeVar
+
+from infra.wire import Received
+from schemas.message import Message
+from schemas.messages import Episode, Rollout, Task
+from schemas.telemetry import EventKind
+from schemas.topics import Topic
+
+M = TypeVar("M", bound=Message)
+
+Settle = Callable[[], Awaitable[None]]
+"""Called once the output is acknowledged and before the input is committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output(Generic[M]):
+    """One message for one topic that carries its type."""
+
+    topic: Topic[M]
+    message: M
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The end of one job: what must be in the log before its record is done."""
+
+    kind: EventKind
+    """How it ended."""
+    output: Output[Any] | None = None
+    """What is published; None where another worker published already."""
+    settle: Settle | None = None
+    """What follows the acknowledgement."""
+    detail: str = ""
+    """Cause, for an end that is not a success."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One record in work."""
+
+    stage: str
+    """The stage that works on it."""
+    received: Received[Any]
+    """The record and its message."""
+
+    @property
+    def task(self) -> Task:
+        """The task that the message is or embeds."""
+        message = self.received.message
+        if isinstance(message, Task):
+            return message
+        if isinstance(message, Episode | Rollout):
+            return message.task
+        raise TypeError(f"{type(message).__name__} has no task: stages work on tasks, episodes and rollouts")
+
+
+Call = Callable[[Job], Awaitable[Result]]
+Middleware = Callable[[Call], Call]
+
+
+def compose(call: Call, *around: Middleware) -> Call:
+    """Wrap a call; the first middleware is the outermost."""
+    return reduce(lambda inner, outer: outer(inner), reversed(around), call)

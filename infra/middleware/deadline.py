@@ -1,0 +1,72 @@
+"""Time: a task is not started after `start_by_ms`, and each stage has a budget that counts only inside it.
+
+Both end the sample as `expired`: they are limits on the system and say nothing about the policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from infra.clock import Clock
+from infra.middleware import Call, Job, Middleware, Output, Result
+from schemas.messages import Task, Trajectory
+from schemas.outcome import Expired
+from schemas.telemetry import EventKind
+from schemas.topics import TRAJECTORIES
+
+GRACE_S = 30.0
+"""Added to a sample's own limits before it is given up, seconds: covers retries in flight and clocks that differ."""
+
+
+def start_by(clock: Clock) -> Middleware:
+    """Expire a task that would be started too late, at any attempt."""
+
+    def around(call: Call) -> Call:
+        async def checked(job: Job) -> Result:
+            late_ms = clock.now_ms() - job.task.start_by_ms
+            if late_ms > 0:
+                return expired(job, f"not started by its deadline: {late_ms} ms late in {job.stage}")
+            return await call(job)
+
+        return checked
+
+    return around
+
+
+def budget(stage: str) -> Middleware:
+    """Expire a sample that stays in a stage for longer than its budget."""
+
+    def around(call: Call) -> Call:
+        async def limited(job: Job) -> Result:
+            seconds = _budget_s(job.task, stage)
+            limit = asyncio.timeout(seconds)
+            try:
+                async with limit:
+                    return await call(job)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                return expired(job, f"{stage} took longer than its budget of {seconds:g} s")
+
+        return limited
+
+    return around
+
+
+def expired(job: Job, cause: str) -> Result:
+    """Return the end of a sample whose time ran out."""
+    trajectory = Trajectory(task=job.task, outcome=Expired(cause=cause), stage=job.stage)
+    return Result(EventKind.EXPIRED, Output(TRAJECTORIES, trajectory), detail=cause)
+
+
+def reap_at_ms(task: Task) -> int:
+    """Return when a sample without an outcome is given up, milliseconds since the epoch.
+
+    The one clock of the reaper and of lease times: the start limit, all stage budgets and a grace.
+    """
+    return task.start_by_ms + int((task.budgets.total_s + GRACE_S) * 1000)
+
+
+def _budget_s(task: Task, stage: str) -> float:
+    budgets = {"init": task.budgets.init_s, "run": task.budgets.run_s, "eval": task.budgets.eval_s}
+    return budgets[stage]

@@ -1,0 +1,44 @@
+"""Says what happens to each sample in a stage: started, and how it ended."""
+
+from __future__ import annotations
+
+from infra.clock import Clock
+from infra.events import EventLog
+from infra.middleware import Call, Job, Middleware, Result
+from schemas.telemetry import EventKind, StageEvent
+
+
+def events(log: EventLog, clock: Clock) -> Middleware:
+    """Report the start and the end of every job."""
+
+    def around(call: Call) -> Call:
+        async def reported(job: Job) -> Result:
+            began = clock.now_ms()
+            waited = max(0, began - job.received.record.timestamp_ms)
+            log.add(_event(job, EventKind.STARTED, began, waited_ms=waited))
+            result = await call(job)
+            now = clock.now_ms()
+            log.add(_event(job, result.kind, now, took_ms=now - began, detail=result.detail))
+            return result
+
+        return reported
+
+    return around
+
+
+def _event(
+    job: Job, kind: EventKind, at_ms: int, *, took_ms: int = 0, waited_ms: int = 0, detail: str = ""
+) -> StageEvent:
+    task = job.task
+    return StageEvent(
+        run=task.run,
+        group=task.group,
+        sample=task.sample,
+        attempt=task.attempt,
+        stage=job.stage,
+        kind=kind,
+        at_ms=at_ms,
+        took_ms=took_ms,
+        waited_ms=waited_ms,
+        detail=detail,
+    )

@@ -1,0 +1,76 @@
+"""What every service process does around its work: logging, signals, an exit code.
+
+SIGTERM and SIGINT ask the service to stop; a second one cancels it. An expected error ends the process with its text
+and code 1, without a trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+
+from infra.errors import RollmillError
+
+Stop = Callable[[], None]
+
+
+def worker_name(service: str) -> str:
+    """Return this process's name in events and records."""
+    return f"{service}-{os.getpid()}@{socket.gethostname()}"
+
+
+def set_up_logging(level: str = "INFO") -> None:
+    """Log to standard error, one line each, with time and module."""
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    # Each rebalance and each fetch writes several lines there that say nothing to an operator.
+    logging.getLogger("aiokafka").setLevel(logging.WARNING)
+
+
+async def until_stopped(work: Awaitable[None], stop: Stop | None = None) -> None:
+    """Do the work until it ends or a signal arrives.
+
+    Args:
+        work: what the service does.
+        stop: called at the first signal; without it, or at the second signal, the work is cancelled.
+    """
+    task = asyncio.ensure_future(work)
+    asked = False
+
+    def on_signal() -> None:
+        nonlocal asked
+        if stop is None or asked:
+            task.cancel()
+        else:
+            stop()
+        asked = True
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not asked:
+            raise
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def run_service(main: Callable[[], Awaitable[None]]) -> int:
+    """Run a service's main coroutine and return the process's exit code."""
+
+    async def call() -> None:
+        await main()
+
+    try:
+        asyncio.run(call())
+    except RollmillError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the last word of a process goes to its terminal
+        return 1
+    return 0

@@ -1,0 +1,119 @@
+"""A stage of the pipeline: a typed handler between topics, wrapped in the middleware that every stage has.
+
+    Stage(name, sources, sink, handle)    handle: In -> Done[Out] | None
+
+Wiring a handler to a topic that carries another type is a type error. `serve` runs one member of the stage's consumer
+group until it is stopped; any number of members share the work. This file knows no particular stage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from infra.bus import Bus
+from infra.clock import Clock
+from infra.events import EventLog
+from infra.middleware import Call, Job, Middleware, Output, Result, Settle, compose
+from infra.middleware.deadline import budget, start_by
+from infra.middleware.events import events
+from infra.middleware.retry import retry
+from infra.wire import Publisher
+from infra.worker import Limits, Worker
+from schemas.message import Message
+from schemas.telemetry import EventKind
+from schemas.topics import Topic
+
+In = TypeVar("In", bound=Message)
+Out = TypeVar("Out", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Generic[Out]):
+    """What a handler made of its input."""
+
+    message: Out
+    """Goes to the stage's sink."""
+    settle: Settle | None = None
+    """Called once the message is acknowledged, before the input is committed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage(Generic[In, Out]):
+    """One stage: what it reads, what it does, where the result goes."""
+
+    name: str
+    """Its name and its consumer group: `init`, `run` or `eval`."""
+    sources: tuple[Topic[In], ...]
+    """Topics it reads."""
+    sink: Topic[Out]
+    """Topic its results go to."""
+    handle: Callable[[In], Awaitable[Done[Out] | None]]
+    """Does the work of one message; None means that the result is in the log already. Raises Failure."""
+
+    def call(self, *around: Middleware) -> Call:
+        """Return the handler as a call, wrapped."""
+
+        async def handled(job: Job) -> Result:
+            done = await self.handle(job.received.message)
+            if done is None:
+                return Result(EventKind.FINISHED)
+            return Result(EventKind.FINISHED, Output(self.sink, done.message), done.settle)
+
+        return compose(handled, *around)
+
+
+class Member:
+    """One member of a stage's consumer group."""
+
+    def __init__(
+        self,
+        stage: Stage[In, Out],
+        bus: Bus,
+        clock: Clock,
+        *,
+        worker: str,
+        limits: Limits | None = None,
+        first: bool = False,
+    ) -> None:
+        """Build a member.
+
+        Args:
+            stage: what it does.
+            bus: the log.
+            clock: time.
+            worker: its name in events, such as `run-3@host`.
+            limits: bounds of the worker.
+            first: the stage starts tasks, so it is the one that checks `start_by_ms`.
+        """
+        publisher = Publisher(bus, clock, worker)
+        self._events = EventLog(publisher, clock, worker)
+        starts = (start_by(clock),) if first else ()
+        call = stage.call(events(self._events, clock), *starts, retry(), budget(stage.name))
+        self._worker = Worker(
+            bus=bus,
+            clock=clock,
+            stage=stage.name,
+            sources=stage.sources,
+            call=call,
+            publisher=publisher,
+            limits=limits or Limits(),
+        )
+
+    def stop(self) -> None:
+        """Ask the member to finish what it can and leave."""
+        self._worker.stop()
+
+    async def run(self) -> None:
+        """Work until stopped or cancelled."""
+        reporting = asyncio.create_task(self._events.run())
+        try:
+            await self._worker.run()
+        finally:
+            reporting.cancel()
+            with suppress(asyncio.CancelledError):
+                await reporting
+            await self._events.flush()

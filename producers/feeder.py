@@ -1,0 +1,99 @@
+"""Publishes groups as far ahead of the trainer as its credit allows; one active feeder per run.
+
+Each group gets a dense admission number. Its tasks are published and acknowledged, then the cursor is written: a crash
+in between publishes at most one group twice, and the arbiter absorbs that. What the trainer stamps on a group
+(horizon, temperature, lowest version) comes with the credit at admission.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+
+from infra.bus import Bus
+from infra.clock import Clock
+from infra.control import ControlView
+from infra.errors import WaitTimeout
+from infra.wire import Publisher
+from producers.publish import publish_tasks, tasks_of
+from producers.source import Instance, TaskSource
+from schemas.control import Credit, Cursor, RunManifest
+from schemas.topics import CONTROL
+
+log = logging.getLogger(__name__)
+
+SAY_EVERY_S = 30.0
+"""A feeder that waits says what it waits for this often, seconds."""
+
+MANIFEST_WAIT_S = 300.0
+"""Longest wait for the run's manifest, seconds."""
+
+
+class Feeder:
+    """Feeds one run from one source."""
+
+    def __init__(self, bus: Bus, clock: Clock, run: str, source: TaskSource) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._run = run
+        self._source = source
+        self._publisher = Publisher(bus, clock, "feeder")
+        self._control = ControlView(bus, clock)
+
+    async def run(self) -> int:
+        """Feed until the source ends or the trainer closes the run; return the groups admitted."""
+        await self._control.start()
+        following = asyncio.create_task(self._control.follow())
+        try:
+            return await self._feed()
+        finally:
+            following.cancel()
+            with suppress(asyncio.CancelledError):
+                await following
+            await self._control.close()
+
+    async def _feed(self) -> int:
+        manifest = await self._manifest()
+        cursor = self._control.get(f"cursor/{self._run}", Cursor)
+        admitted = cursor.admitted if cursor else 0
+        for instance in self._source.instances(admitted):
+            credit = await self._credit_for(admitted)
+            if credit.closed:
+                log.info("run %s is closed by its trainer: %d groups admitted", self._run, admitted)
+                return admitted
+            await self._admit(manifest, instance, admitted, credit)
+            admitted += 1
+        log.info("the source of run %s ended: %d groups admitted", self._run, admitted)
+        return admitted
+
+    async def _admit(self, manifest: RunManifest, instance: Instance, number: int, credit: Credit) -> None:
+        now_ms = self._clock.now_ms()
+        tasks = tasks_of(manifest, self._source.name, instance, now_ms=now_ms, admission=number, credit=credit)
+        await publish_tasks(self._publisher, tasks)
+        await self._publisher.publish_control(CONTROL, Cursor(run=self._run, admitted=number + 1))
+
+    async def _credit_for(self, number: int) -> Credit:
+        """Return the credit once it covers a group number, or closes the run; waits as long as the trainer does."""
+        waited_from = self._clock.monotonic()
+        while True:
+            credit = self._control.get(f"credit/{self._run}", Credit)
+            if credit is not None and (credit.closed or number < credit.admit_up_to):
+                return credit
+            await self._control.changed(SAY_EVERY_S)
+            waited_s = self._clock.monotonic() - waited_from
+            if waited_s >= SAY_EVERY_S:
+                has = credit.admit_up_to if credit else "none"
+                log.info("run %s: group %d waits %.0f s for credit (has %s)", self._run, number, waited_s, has)
+
+    async def _manifest(self) -> RunManifest:
+        until = self._clock.monotonic() + MANIFEST_WAIT_S
+        while True:
+            manifest = self._control.get(f"run/{self._run}", RunManifest)
+            if manifest is not None:
+                return manifest
+            if self._clock.monotonic() > until:
+                raise WaitTimeout(
+                    f"waited {MANIFEST_WAIT_S:g} s for the manifest of run {self._run!r}; start its trainer"
+                )
+            await self._control.changed(SAY_EVERY_S)

@@ -1,0 +1,131 @@
+"""Groups -> tasks: expands an instance into n messages and publishes them.
+
+Ids and seeds are derived from the run, the source and the place, so publishing the same source twice under one run
+changes nothing: the second outcome of a sample is superseded. Whoever publishes to a run first writes its manifest;
+a second publisher with another manifest is refused, since siblings of one run must be alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import msgspec
+
+from infra.bus import Bus
+from infra.clock import Clock
+from infra.control import ControlView
+from infra.errors import ConfigError
+from infra.wire import Publisher
+from producers.source import Instance, TaskSource
+from schemas.control import Credit, RunManifest
+from schemas.identity import group_id, payload_digest, task_seed
+from schemas.messages import Task
+from schemas.partition import partition_for
+from schemas.topics import CONTROL, TASKS, TRAJECTORIES
+
+MAX_UNACKNOWLEDGED = 256
+"""Tasks on their way to the log at once."""
+
+
+def tasks_of(
+    manifest: RunManifest,
+    source: str,
+    instance: Instance,
+    *,
+    now_ms: int,
+    admission: int | None = None,
+    credit: Credit | None = None,
+) -> list[Task]:
+    """Return the siblings of one group.
+
+    Args:
+        manifest: the run.
+        source: name of the source.
+        instance: what to roll out.
+        now_ms: time of publication.
+        admission: the feeder's dense number of the group.
+        credit: what the trainer stamps on groups admitted now.
+    """
+    sampling = manifest.sampling
+    if credit is not None:
+        sampling = msgspec.structs.replace(sampling, temperature=credit.temperature)
+    horizon = manifest.horizon if credit is None else credit.horizon
+    group = group_id(manifest.run, source, instance.visit, instance.row, instance.payload)
+    return [
+        Task(
+            run=manifest.run,
+            group=group,
+            sample=sample,
+            samples=manifest.samples,
+            source=source,
+            visit=instance.visit,
+            row=instance.row,
+            payload=instance.payload,
+            payload_digest=payload_digest(instance.payload),
+            family=instance.family,
+            seed=task_seed(manifest.seed, source, instance.visit, instance.row),
+            admission=admission,
+            start_by_ms=now_ms + int(manifest.start_within_s * 1000),
+            budgets=manifest.budgets,
+            horizon=instance.horizon or horizon,
+            max_sampled_tokens=manifest.max_sampled_tokens,
+            sampling=sampling,
+            min_version=0 if credit is None else credit.min_version,
+        )
+        for sample in range(manifest.samples)
+    ]
+
+
+async def publish_tasks(publisher: Publisher, tasks: Iterable[Task]) -> int:
+    """Publish tasks and return their number once all are durable."""
+    gate = asyncio.Semaphore(MAX_UNACKNOWLEDGED)
+
+    async def one(task: Task) -> None:
+        async with gate:
+            await publisher.publish(TASKS, task)
+
+    waiting = [one(task) for task in tasks]
+    await asyncio.gather(*waiting)
+    return len(waiting)
+
+
+async def ensure_manifest(bus: Bus, clock: Clock, publisher: Publisher, wanted: RunManifest) -> RunManifest:
+    """Return the run's manifest, writing it when the run has none.
+
+    Raises:
+        ConfigError: the run exists with another configuration.
+    """
+    view = ControlView(bus, clock)
+    await view.start()
+    await view.close()
+    known = view.get(f"run/{wanted.run}", RunManifest)
+    if known is not None:
+        _refuse_other(known, wanted)
+        return known
+    partition = partition_for(wanted.run, TRAJECTORIES.partitions)
+    start = (await bus.end_offsets(TRAJECTORIES.name))[partition]
+    manifest = msgspec.structs.replace(wanted, created_ms=clock.now_ms(), trajectories_start=start)
+    await publisher.publish_control(CONTROL, manifest)
+    return manifest
+
+
+def _refuse_other(known: RunManifest, wanted: RunManifest) -> None:
+    differing = [
+        f"{field}: {getattr(known, field)!r} is recorded, {getattr(wanted, field)!r} is asked for"
+        for field in ("seed", "samples", "budgets", "horizon", "max_sampled_tokens", "sampling", "paced")
+        if getattr(known, field) != getattr(wanted, field)
+    ]
+    if differing:
+        raise ConfigError(f"run {known.run!r} exists with another configuration; use a new run name. {differing}")
+
+
+async def publish_source(bus: Bus, clock: Clock, source: TaskSource, wanted: RunManifest) -> int:
+    """Publish a whole (finite) source to an unpaced run and return the number of tasks."""
+    publisher = Publisher(bus, clock, "producer")
+    manifest = await ensure_manifest(bus, clock, publisher, wanted)
+    published = 0
+    for instance in source.instances():
+        tasks = tasks_of(manifest, source.name, instance, now_ms=clock.now_ms())
+        published += await publish_tasks(publisher, tasks)
+    return published

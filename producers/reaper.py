@@ -1,0 +1,116 @@
+"""Every admitted sample gets a terminal record: what has none when its time is up is expired here.
+
+Reads `tasks` and `trajectories` from the start and keeps the samples in between. A sample's time is up at `reap_at`:
+its `start_by` plus all stage budgets plus a grace, so nothing that still may end by itself is reaped. Two reapers, or
+a reaper and a late worker, may both write a terminal record; the first one in the log counts. All liveness rests on
+this service: it needs no stage, host or engine to be alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from typing import Any
+
+from infra.bus import Bus, Reader, Record, TopicPartition
+from infra.clock import Clock
+from infra.middleware.deadline import GRACE_S, reap_at_ms
+from infra.wire import Publisher, unpack
+from schemas.codec import DecodeError
+from schemas.messages import SampleId, Task, Trajectory
+from schemas.outcome import Expired
+from schemas.topics import TASKS, TRAJECTORIES, Topic
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.5
+BATCH = 1_000
+
+
+class OpenSamples:
+    """Admitted samples without a terminal record, ordered by when they are given up. Pure."""
+
+    def __init__(self) -> None:
+        self._open: dict[SampleId, Task] = {}
+        self._ended: set[SampleId] = set()
+        self._due: list[tuple[int, SampleId]] = []
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def admit(self, task: Task) -> None:
+        """Take a task; one that was published again, or has ended, changes nothing."""
+        if task.id in self._open or task.id in self._ended:
+            return
+        self._open[task.id] = task
+        heapq.heappush(self._due, (reap_at_ms(task), task.id))
+
+    def end(self, sample: SampleId) -> None:
+        """Take a terminal record, also of a sample whose task was not read yet."""
+        self._ended.add(sample)
+        self._open.pop(sample, None)
+
+    def overdue(self, now_ms: int) -> list[Task]:
+        """Return the samples to give up; they stay open until their terminal record is read."""
+        found = []
+        while self._due and self._due[0][0] <= now_ms:
+            _, sample = heapq.heappop(self._due)
+            if sample in self._open:
+                found.append(self._open[sample])
+        return found
+
+
+class Reaper:
+    """Ends samples whose time ran out."""
+
+    def __init__(self, bus: Bus, clock: Clock) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._publisher = Publisher(bus, clock, "reaper")
+        self._samples = OpenSamples()
+
+    async def run(self) -> None:
+        """Reap until cancelled."""
+        tasks, trajectories = await self._from_start(TASKS), await self._from_start(TRAJECTORIES)
+        try:
+            await self._catch_up(trajectories)
+            while True:
+                await asyncio.gather(self._read(tasks), self._read(trajectories))
+                await self.reap()
+        finally:
+            await asyncio.gather(tasks.close(), trajectories.close())
+
+    async def reap(self) -> int:
+        """Publish `expired` for every overdue sample and return their number."""
+        overdue = self._samples.overdue(self._clock.now_ms())
+        for task in overdue:
+            cause = f"no outcome {GRACE_S:g} s after its start limit and all stage budgets"
+            trajectory = Trajectory(task=task, outcome=Expired(cause=cause), stage="reaper")
+            await self._publisher.publish(TRAJECTORIES, trajectory)
+        if overdue:
+            log.warning("%d samples expired without an outcome", len(overdue))
+        return len(overdue)
+
+    async def _catch_up(self, trajectories: Reader) -> None:
+        """Read the outcomes that are there already, so that no ended sample looks overdue."""
+        for partition, end in (await self._bus.end_offsets(TRAJECTORIES.name)).items():
+            while trajectories.position(TopicPartition(TRAJECTORIES.name, partition)) < end:
+                await self._read(trajectories)
+
+    async def _from_start(self, topic: Topic[Any]) -> Reader:
+        begin = await self._bus.begin_offsets(topic.name)
+        return await self._bus.read({TopicPartition(topic.name, part): offset for part, offset in begin.items()})
+
+    async def _read(self, reader: Reader) -> None:
+        for record in await reader.poll(BATCH, POLL_S):
+            try:
+                await self._take(record)
+            except DecodeError as error:
+                log.debug("reaper skips an unreadable record, its stage buries it: %s", error)
+
+    async def _take(self, record: Record) -> None:
+        if record.topic == TASKS.name:
+            self._samples.admit((await unpack(TASKS, record)).message)
+        else:
+            self._samples.end((await unpack(TRAJECTORIES, record)).message.task.id)

@@ -1,0 +1,84 @@
+"""The command line: `rollmill COMMAND`. Thin: each command is a module of `rollmill/commands`, loaded when called.
+
+Every command takes `--json` and then prints one JSON object last on standard output; errors go to standard error as
+one sentence that says what was tried, what was found and what to do. Exit codes: 0 done, 1 it did not work, 2 the
+call was wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from infra.errors import RollmillError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("demo", "Watch a policy learn through the whole system on this machine."),
+    "up": ("up", "Run all services on this machine, supervised."),
+    "train": ("train", "Train a policy as RUN.toml says."),
+    "publish": ("publish", "Publish the tasks of a JSONL file."),
+    "runs": ("runs", "List the runs."),
+    "status": ("status", "Show lag, what is in flight and what it waits for."),
+    "show": ("show", "Show one sample token by token."),
+    "replay": ("replay", "Replay a run from its topics and compare."),
+    "check": ("check", "Prove where every sample of a run went."),
+    "sql": ("sql", "Ask ClickHouse."),
+    "doctor": ("doctor", "Say what works on this machine and what is missing."),
+    "broker": ("broker", "A local one-node Apache Kafka: start, stop, status, topics, run."),
+    "clickhouse": ("clickhouse", "Serve ClickHouse's HTTP interface from a local directory."),
+    "policy": ("policy", "Serve a policy, and follow the weights of a run."),
+    "envhost": ("envhost", "Serve environments."),
+    "init": ("stage", "Run one INIT worker."),
+    "run": ("stage", "Run one RUN worker."),
+    "eval": ("stage", "Run one EVAL worker."),
+    "feeder": ("feeder", "Feed a run from its task source, as its trainer allows."),
+    "reaper": ("reaper", "End samples whose time ran out."),
+    "trainer": ("train", "The trainer service: the same as `train`."),
+    "sink": ("sink", "Write the topics to ClickHouse, exactly once."),
+}
+"""Command -> (module in rollmill/commands, what it does)."""
+
+
+class Commands(click.Group):
+    """Loads a command's module when the command is called, so that `--help` imports nothing heavy."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, importing its module."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"rollmill.commands.{COMMANDS[cmd_name][0]}")
+        found: click.Command = getattr(module, f"{cmd_name}_command", None) or module.command
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the table without importing the commands."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="rollmill")
+def cli() -> None:
+    """Rollout-as-a-service for reinforcement learning of multi-turn LLM agents, on a durable log."""
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except RollmillError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(1)

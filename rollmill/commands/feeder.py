@@ -1,0 +1,38 @@
+"""`rollmill feeder RUN.toml`: publishes a run's groups as far ahead as its trainer allows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from infra.clock import SystemClock
+from infra.config import Config
+from infra.connect import connected
+from infra.service import set_up_logging, until_stopped
+from producers.feeder import Feeder
+from producers.sources import make_source
+from rollmill import output
+from trainer.config import load_config
+
+
+@click.command("feeder")
+@click.argument("run_toml", type=click.Path(path_type=Path))
+@click.option("--run-set", "run_overrides", multiple=True, metavar="KEY=VALUE", help="Override a value of RUN.toml.")
+@output.config_options
+def command(run_toml: Path, run_overrides: tuple[str, ...], config: Config) -> None:
+    """Feed a run from the task source in the [tasks] section of RUN.toml."""
+    set_up_logging()
+    output.run(_serve(run_toml, run_overrides, config))
+
+
+async def _serve(run_toml: Path, run_overrides: tuple[str, ...], config: Config) -> None:
+    run = load_config(run_toml, run_overrides)
+    source = make_source(dict(run.tasks), run_toml.parent)
+    async with connected(config.bus, client="feeder") as bus:
+        feeder = Feeder(bus, SystemClock(), run.run, source)
+
+        async def feed() -> None:
+            await feeder.run()
+
+        await until_stopped(feed())

@@ -1,0 +1,71 @@
+"""`rollmill publish FILE.jsonl --run RUN`: every usable line becomes one group of tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from infra.clock import SystemClock
+from infra.config import Config
+from infra.connect import connected
+from infra.errors import ConfigError
+from producers.jsonl import JsonlSource
+from producers.publish import publish_source
+from rollmill import output
+from schemas.control import RunManifest
+from schemas.transcript import Sampling
+from stages.handlers.registry import families
+
+
+@click.command("publish")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--run", "run", required=True, help="The run to publish to; made when it is new.")
+@click.option("--samples", default=1, show_default=True, type=click.IntRange(1, 1024), help="Siblings per group.")
+@click.option("--seed", default=0, show_default=True, help="Seed of all derived seeds.")
+@click.option("--horizon", default=16, show_default=True, type=click.IntRange(1), help="Most turns of an episode.")
+@click.option("--max-tokens", default=256, show_default=True, type=click.IntRange(1), help="Most tokens of a turn.")
+@click.option("--temperature", default=1.0, show_default=True, type=click.FloatRange(0), help="Of the sampling.")
+@click.option("--name", default=None, help="Name of the source in group ids; the file's name unless given.")
+@output.json_option
+@output.config_options
+def command(file: Path, as_json: bool, config: Config, **options: Any) -> None:
+    """Publish the tasks of a JSONL file; a line that cannot be used is named and the rest is published."""
+    result = output.run(_publish(file, config, **options))
+    output.print_result(result, as_json, _show)
+    if result["bad_lines"]:
+        raise SystemExit(1)
+
+
+async def _publish(
+    file: Path,
+    config: Config,
+    *,
+    run: str,
+    samples: int,
+    seed: int,
+    horizon: int,
+    max_tokens: int,
+    temperature: float,
+    name: str | None,
+) -> dict[str, Any]:
+    source = JsonlSource(file, name=name, known_families=families())
+    wanted = RunManifest(
+        run=run,
+        seed=seed,
+        samples=samples,
+        horizon=horizon,
+        sampling=Sampling(temperature=temperature, max_tokens=max_tokens),
+    )
+    async with connected(config.bus, client="producer") as bus:
+        published = await publish_source(bus, SystemClock(), source, wanted)
+    if not published:
+        raise ConfigError(f"{file} holds no usable task")
+    return {"run": run, "tasks": published, "bad_lines": [str(bad) for bad in source.bad]}
+
+
+def _show(result: dict[str, Any]) -> None:
+    output.console.print(f"published {result['tasks']} tasks to run [bold]{result['run']}[/]")
+    for bad in result["bad_lines"]:
+        output.errors.print(f"[yellow]not published:[/] {bad}")

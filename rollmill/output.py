@@ -1,0 +1,76 @@
+"""How commands print: a table for a person, or one JSON object last on standard output with `--json`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from infra.config import load
+
+T = TypeVar("T")
+
+console = Console()
+errors = Console(stderr=True)
+
+
+def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--json` to a command."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object last.")(command)
+
+
+def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--config` and `--set` to a command, which receives `config: Config`."""
+
+    @click.option(
+        "--config",
+        "config_path",
+        type=click.Path(path_type=Path),
+        envvar="ROLLMILL_CONFIG",
+        help="TOML file with settings; without it the services that `rollmill up` started here are used.",
+    )
+    @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a setting.")
+    @wraps(command)
+    def configured(*args: Any, config_path: Path | None, overrides: Sequence[str], **kwargs: Any) -> Any:
+        return command(*args, config=load(config_path or local_config(), overrides), **kwargs)
+
+    return configured
+
+
+LOCAL_CONFIG = Path(".rollmill/config.toml")
+"""Written by `rollmill up`: where its services listen."""
+
+
+def local_config() -> Path | None:
+    """Return the configuration of the services started here, if there is one."""
+    return LOCAL_CONFIG if LOCAL_CONFIG.exists() else None
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a command's coroutine."""
+    return asyncio.run(work)
+
+
+def print_result(result: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any]], None]) -> None:
+    """Print a result: as one JSON line, or as `show` does."""
+    if as_json:
+        click.echo(json.dumps(result, default=str))
+    else:
+        show(result)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print rows for a person."""
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    console.print(table)

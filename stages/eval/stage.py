@@ -1,0 +1,51 @@
+"""Rollout -> Trajectory: the family's grade becomes the sample's outcome.
+
+Grading reads the rollout alone. A grader that raises fails the rollout with a typed failure; a grade that is not a
+finite number is a grader's failure too, never a reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from infra.errors import Failure, boundary
+from infra.stage import Done
+from schemas.messages import Rollout, Trajectory
+from schemas.outcome import Boundary, Completed, FailureKind
+from stages.handlers.base import Grade
+from stages.handlers.registry import handler
+
+
+async def grade(rollout: Rollout) -> Done[Trajectory]:
+    """Grade a rollout. Raises Failure when its family is unknown or its grader raises."""
+    family = handler(rollout.task.family)
+    with boundary(Boundary.HANDLER_GRADE, FailureKind.HANDLER):
+        given = await asyncio.to_thread(family.grade, rollout, rollout.verdict)
+        _check(given)
+    outcome = Completed(
+        components=given.components,
+        reward=math.fsum(given.components.values()),
+        success=given.success,
+        truncated=rollout.stop.truncated,
+    )
+    return Done(
+        Trajectory(
+            task=rollout.task,
+            outcome=outcome,
+            transcript=rollout.transcript,
+            verdict=rollout.verdict,
+            stop=rollout.stop,
+            backend=rollout.backend,
+            tokenizer_digest=rollout.tokenizer_digest,
+            stage="eval",
+        )
+    )
+
+
+def _check(given: Grade) -> None:
+    for name, value in {**given.components, "success": given.success}.items():
+        if not math.isfinite(value):
+            raise Failure(FailureKind.HANDLER, Boundary.HANDLER_GRADE, f"{name} is {value}, not a finite number")
+    if not 0.0 <= given.success <= 1.0:
+        raise Failure(FailureKind.HANDLER, Boundary.HANDLER_GRADE, f"success is {given.success}, outside [0, 1]")

@@ -1,0 +1,49 @@
+"""Task -> Episode: an environment is created and reset on a host, and the conversation is opened.
+
+The lease stays in its short `created` state until the Episode is acknowledged, so an environment whose Episode never
+reached the log disappears by itself; a redelivered task gets the same environment again. Waiting for a place on a
+full host raises no attempt: it is back-pressure, bounded by the stage's budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from infra.envhost.client import EnvHostClient
+from infra.envhost.protocol import Closed, Create
+from infra.errors import boundary
+from infra.middleware.deadline import reap_at_ms
+from infra.stage import Done
+from schemas.messages import Episode, Task
+from schemas.outcome import Boundary, FailureKind
+from stages.handlers.registry import handler
+
+
+class InitStage:
+    """Opens episodes on one environment host."""
+
+    def __init__(self, host: EnvHostClient) -> None:
+        self._host = host
+
+    async def handle(self, task: Task) -> Done[Episode] | None:
+        """Open an episode; None when a rollout of this very attempt is in the log already. Raises Failure."""
+        family = handler(task.family)
+        request = Create.of(task, reap_at_ms=reap_at_ms(task), wait_s=task.budgets.init_s)
+        created = await self._host.create(request)
+        if isinstance(created, Closed):
+            return None
+        with boundary(Boundary.HANDLER_INIT, FailureKind.HANDLER):
+            opening = await asyncio.to_thread(family.init, task, created.observation)
+        episode = Episode(
+            task=task,
+            host=self._host.address,
+            lease=created.lease,
+            messages=opening.messages,
+            tools=opening.tools,
+            prompt_version=family.prompt_version,
+        )
+
+        async def ready() -> None:
+            await self._host.ready(created.lease)
+
+        return Done(episode, ready)

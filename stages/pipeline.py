@@ -1,0 +1,74 @@
+"""The whole path in one process: three stages between four topics, on any bus.
+
+    TASKS -init-> EPISODES -run-> ROLLOUTS -eval-> TRAJECTORIES
+
+The same stages run as separate processes (`python -m stages.init`, `.run`, `.eval`), any number of each; here they
+share an event loop, which is what tests and `rollmill demo --bus memory` use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from infra.bus import Bus
+from infra.clock import Clock
+from infra.config import Config
+from infra.envhost.local import LocalEnvHost
+from infra.inference.base import PolicyClient
+from infra.inference.patient import PatientPolicy
+from infra.stage import Member
+from stages.eval.stage import grade
+from stages.init.stage import InitStage
+from stages.run.render import Renderer
+from stages.run.stage import RunStage
+from stages.wiring import eval_stage, init_stage, run_stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outside:
+    """What the stages reach outside the log."""
+
+    host: LocalEnvHost
+    """The environment host."""
+    policy: PolicyClient
+    """The engine."""
+    renderer: Renderer
+    """Tokenizer and template of the engine's model."""
+
+
+class Pipeline:
+    """All three stages on one event loop."""
+
+    def __init__(self, bus: Bus, clock: Clock, config: Config, outside: Outside, *, worker: str = "pipeline") -> None:
+        run = RunStage(
+            hosts=outside.host,
+            policy=PatientPolicy(outside.policy, clock, wait_s=config.policy.wait_s),
+            renderer=outside.renderer,
+            clock=clock,
+            worker=worker,
+            backend=config.policy.url,
+        )
+        self._members = [
+            Member(
+                init_stage(InitStage(outside.host).handle),
+                bus,
+                clock,
+                worker=worker,
+                limits=config.init.limits(),
+                first=True,
+            ),
+            Member(run_stage(run.handle), bus, clock, worker=worker, limits=config.run.limits()),
+            Member(eval_stage(grade), bus, clock, worker=worker, limits=config.eval.limits()),
+        ]
+
+    def stop(self) -> None:
+        """Ask all stages to finish what they can and leave."""
+        for member in self._members:
+            member.stop()
+
+    async def run(self) -> None:
+        """Work until stopped; one stage that breaks stops the others."""
+        async with asyncio.TaskGroup() as group:
+            for member in self._members:
+                group.create_task(member.run())

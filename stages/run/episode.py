@@ -1,0 +1,211 @@
+"""The turns of one episode, decided without I/O: tokens and observations in, moves out.
+
+    move = machine.start()
+    Ask  -> sample a continuation of machine.prompt    -> machine.generated(...)
+    Act  -> carry the action out in the environment     -> machine.observed(...)
+    Stop -> the episode is over                         -> machine.transcript()
+
+The machine owns the token record and keeps its invariants: a prompt always extends all tokens before it, sampled ids
+are taken as they came, and limits on the policy (turns, sampled tokens, context) stop the episode as truncated. It
+knows no engine, no environment, no clock and no task family beyond its `act`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from infra.errors import Failure
+from infra.inference.base import Generation, ModelInfo
+from schemas.identity import sampling_seed
+from schemas.messages import Episode
+from schemas.outcome import Boundary, FailureKind, StopReason
+from schemas.transcript import SampledSpan, TokenIds, Transcript, Turn, pack_logprobs, pack_tokens
+from stages.handlers.base import Action, Invalid
+from stages.run.render import Renderer
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Sample a continuation of the prompt."""
+
+    max_tokens: int
+    """Most tokens of the answer."""
+    seed: int
+    """Decides the draw."""
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """Carry an action out."""
+
+    action: Action
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The episode is over."""
+
+    reason: StopReason
+
+
+Move = Ask | Act | Stop
+
+
+@dataclass(slots=True)
+class _OpenTurn:
+    start: int
+    sampled: int
+    began_ms: int
+    stop: int = 0
+    finish: str = ""
+    generated_ms: int = 0
+
+
+class EpisodeMachine:
+    """One episode in progress."""
+
+    def __init__(
+        self,
+        episode: Episode,
+        renderer: Renderer,
+        engine: ModelInfo,
+        act: Callable[[str], Action | Invalid],
+        *,
+        invalid_ends: bool,
+    ) -> None:
+        self._task = episode.task
+        self._tools = episode.tools
+        self._messages: list[dict[str, Any]] = list(episode.messages)
+        self._renderer = renderer
+        self._engine = engine
+        self._act = act
+        self._invalid_ends = invalid_ends
+        self._context = min(renderer.context, engine.max_model_len)
+        self._tokens: list[TokenIds] = []
+        self._logprobs: list[Any] = []
+        self._mask = bytearray()
+        self._spans: list[SampledSpan] = []
+        self._turns: list[Turn] = []
+        self._turn: _OpenTurn | None = None
+
+    @property
+    def prompt(self) -> TokenIds:
+        """All tokens so far, shape (T,), int32."""
+        return np.concatenate(self._tokens)
+
+    @property
+    def turn(self) -> int:
+        """Number of the turn in progress, from 0."""
+        return len(self._turns)
+
+    def start(self, now_ms: int) -> Move:
+        """Return the first move."""
+        return self._ask(self._renderer.opening(self._messages, self._tools), now_ms)
+
+    def generated(self, answer: Generation, now_ms: int) -> Move:
+        """Take the policy's answer to the last Ask."""
+        turn = self._open_turn()
+        if answer.finish_reason == "abort":
+            raise Failure(FailureKind.ENGINE, Boundary.POLICY, "the engine withdrew the generation")
+        self._record(answer)
+        turn.stop, turn.finish, turn.generated_ms = len(self._mask), answer.finish_reason, now_ms
+        action = self._act(self._renderer.text(answer.token_ids))
+        if isinstance(action, Action):
+            self._messages.append({"role": "assistant", "content": action.text})
+            return Act(action)
+        self._messages.append({"role": "assistant", "content": action.text})
+        self._close_turn(now_ms, valid=False, action=action.reason)
+        if self._invalid_ends:
+            return Stop(StopReason.INVALID_ACTION)
+        return self._next(action.reason, now_ms)
+
+    def observed(self, action: Action, observation: str, now_ms: int, *, done: bool) -> Move:
+        """Take the environment's answer to the last Act."""
+        self._close_turn(now_ms, valid=True, action=action.name)
+        if done:
+            return Stop(StopReason.DONE)
+        return self._next(observation, now_ms)
+
+    def transcript(self) -> Transcript:
+        """Return the token record."""
+        return Transcript(
+            tokens=pack_tokens(self.prompt),
+            mask=bytes(self._mask),
+            logprobs=pack_logprobs(np.concatenate(self._logprobs)),
+            spans=tuple(self._spans),
+            turns=tuple(self._turns),
+        )
+
+    def _next(self, observation: str, now_ms: int) -> Move:
+        if len(self._turns) >= self._task.horizon:
+            return Stop(StopReason.TURNS)
+        before, reply = self._messages[:-1], {"role": "user", "content": observation}
+        ended = self._turns[-1].finish == "stop"
+        extension = self._renderer.extension(before, [reply], self._tools, ended=ended)
+        self._messages.append(reply)
+        return self._ask(extension, now_ms)
+
+    def _ask(self, extension: TokenIds, now_ms: int) -> Move:
+        start = len(self._mask)
+        room = self._context - start - len(extension)
+        budget = self._task.max_sampled_tokens - self._mask.count(1)
+        if room < 1:
+            return Stop(StopReason.CONTEXT) if self._turns else self._too_long(len(extension))
+        if budget < 1:
+            return Stop(StopReason.TOKENS)
+        self._append(extension, np.zeros(len(extension), np.float32), sampled=False)
+        self._turn = _OpenTurn(start=start, sampled=len(self._mask), began_ms=now_ms)
+        seed = sampling_seed(self._task.seed, self._task.sample, len(self._turns))
+        return Ask(max_tokens=min(self._task.sampling.max_tokens, room, budget), seed=seed)
+
+    def _too_long(self, tokens: int) -> Move:
+        raise Failure(
+            FailureKind.INVALID_TASK,
+            Boundary.TASK,
+            f"the opening has {tokens} tokens and the model's context is {self._context}: no turn fits",
+        )
+
+    def _record(self, answer: Generation) -> None:
+        offset = len(self._mask)
+        for span in answer.versions:
+            self._spans.append(
+                SampledSpan(
+                    start=offset + span.start,
+                    stop=offset + span.stop,
+                    version=span.version,
+                    sampling=self._task.sampling,
+                    dtype=self._engine.dtype,
+                    logprobs_mode=self._engine.logprobs_mode,
+                )
+            )
+        self._append(answer.token_ids, answer.logprobs, sampled=True)
+
+    def _append(self, ids: TokenIds, logprobs: Any, *, sampled: bool) -> None:
+        self._tokens.append(ids)
+        self._logprobs.append(logprobs)
+        self._mask.extend((b"\x01" if sampled else b"\x00") * len(ids))
+
+    def _close_turn(self, now_ms: int, *, valid: bool, action: str) -> None:
+        turn = self._open_turn()
+        self._turn = None
+        self._turns.append(
+            Turn(
+                start=turn.start,
+                sampled=turn.sampled,
+                stop=turn.stop,
+                valid=valid,
+                action=action,
+                finish=turn.finish,
+                began_ms=turn.began_ms,
+                generated_ms=turn.generated_ms,
+                ended_ms=now_ms,
+            )
+        )
+
+    def _open_turn(self) -> _OpenTurn:
+        assert self._turn is not None, "an answer without a question"
+        return self._turn

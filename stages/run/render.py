@@ -1,0 +1,155 @@
+"""Chat messages -> token ids, so that every turn extends the token prefix of the turn before.
+
+What the policy sampled is never encoded again. The template renders the conversation with a marker in place of the
+policy's last answer; what follows the marker is the glue to the next prompt (end of turn, observation, generation
+prompt), and only that text is encoded. An answer that was cut by length lacks its end-of-turn token; the glue then
+brings it, unsampled. Needs `tokenizers` and jinja2, no torch. A template that rewrites what came before the marker
+would need a new segment; such a template is refused when it drops the marker.
+
+Source of the chat-template convention: the `chat_template` of Hugging Face's tokenizer_config.json.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.sandbox
+import numpy as np
+from tokenizers import Tokenizer
+
+from infra.errors import ConfigError
+from infra.inference.model_digest import chat_template, tokenizer_digest
+from schemas.transcript import TokenIds
+
+Messages = Sequence[dict[str, Any]]
+
+_MARKER = "\u2063answer\u2063"
+"""Stands for the policy's answer while the template renders; holds invisible separators no observation carries."""
+
+
+class Renderer:
+    """Renders the conversations of one model.
+
+    Attributes:
+        digest: digest of tokenizer and template, compared with the backend's.
+        stop_ids: ids that end an answer.
+        context: longest sequence of the model, in tokens.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Load tokenizer and template.
+
+        Args:
+            directory: a Hugging Face model directory.
+
+        Raises:
+            ConfigError: a file is missing or holds no chat template.
+        """
+        self._directory = directory
+        self._tokenizer = _load_tokenizer(directory)
+        settings = _load_json(directory / "tokenizer_config.json")
+        self._template = _compile(chat_template(directory), directory)
+        self._end = _token_text(settings.get("eos_token"))
+        self._names = {name: _token_text(settings.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
+        self.stop_ids = self._find_stop_ids()
+        self.context = int(_load_json(directory / "config.json").get("max_position_embeddings", 2048))
+        self.digest = tokenizer_digest(directory)
+
+    def opening(self, messages: Messages, tools: Messages = ()) -> TokenIds:
+        """Return the ids of the first prompt, shape (T,), int32."""
+        return self._encode(self._render(messages, tools))
+
+    def extension(self, before: Messages, after: Messages, tools: Messages = (), *, ended: bool) -> TokenIds:
+        """Return the ids between the policy's last answer and its next one, shape (T,), int32.
+
+        Args:
+            before: the conversation up to the answer.
+            after: what follows the answer.
+            tools: the tool schemas given at the opening.
+            ended: the policy sampled its own end-of-turn token.
+        """
+        answer = {"role": "assistant", "content": _MARKER}
+        text = self._render([*before, answer, *after], tools)
+        head, marker, glue = text.rpartition(_MARKER)
+        if not marker or _MARKER in head:
+            raise ConfigError(
+                f"the chat template in {self._directory} rewrites the assistant's text: its answers cannot be "
+                f"followed token by token"
+            )
+        if ended and self._end:
+            glue = glue.lstrip(" ").removeprefix(self._end)
+        return self._encode(glue)
+
+    def text(self, ids: TokenIds) -> str:
+        """Return the text of sampled ids, without special tokens."""
+        decoded: str = self._tokenizer.decode(ids.tolist(), skip_special_tokens=True)
+        return decoded
+
+    def display(self, ids: TokenIds) -> str:
+        """Return the text of ids with special tokens, for a person."""
+        decoded: str = self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+        return decoded
+
+    def _render(self, messages: Messages, tools: Messages) -> str:
+        try:
+            return self._template.render(
+                messages=list(messages), tools=list(tools) or None, add_generation_prompt=True, **self._names
+            )
+        except jinja2.TemplateError as error:
+            raise ConfigError(f"the chat template in {self._directory} failed: {error}") from error
+
+    def _encode(self, text: str) -> TokenIds:
+        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+
+    def _find_stop_ids(self) -> tuple[int, ...]:
+        path = self._directory / "generation_config.json"
+        declared = _load_json(path).get("eos_token_id") if path.exists() else None
+        if declared is None and self._end:
+            declared = self._tokenizer.token_to_id(self._end)
+        if declared is None:
+            raise ConfigError(f"{self._directory} names no end-of-turn token: set `eos_token` in tokenizer_config.json")
+        return tuple(declared) if isinstance(declared, list) else (int(declared),)
+
+
+def _load_tokenizer(directory: Path) -> Tokenizer:
+    path = directory / "tokenizer.json"
+    if not path.exists():
+        raise ConfigError(
+            f"{directory} has no tokenizer.json: point `model` at a Hugging Face model directory with a fast tokenizer"
+        )
+    return Tokenizer.from_file(str(path))
+
+
+def _load_json(path: Path) -> dict[str, Any]:
+    try:
+        loaded: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{path} is missing: point `model` at a complete Hugging Face model directory") from None
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    return loaded
+
+
+def _compile(text: str, directory: Path) -> jinja2.Template:
+    if not text:
+        raise ConfigError(f"{directory} has no chat template: neither chat_template.jinja nor tokenizer_config.json")
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = _raise
+    environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
+    try:
+        return environment.from_string(text)
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(f"the chat template in {directory} does not parse: {error}") from error
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _token_text(token: Any) -> str:
+    """Return a special token's text: tokenizer_config.json writes it as text or as a map with `content`."""
+    return str(token["content"]) if isinstance(token, dict) else str(token or "")

@@ -1,0 +1,159 @@
+"""Episode -> Rollout: claims the environment and drives the turns between it and the policy.
+
+Order at the end: the verdict is taken into the Rollout, the Rollout is published and acknowledged, the lease is
+closed, the input is committed. A claim of a closed lease means that a Rollout of this attempt is in the log already:
+there is nothing to do. A claim of an environment that was stepped before resets it, so a rollout never mixes the
+actions of two workers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from infra.clock import Clock
+from infra.envhost.client import EnvHostClient, EnvHosts
+from infra.envhost.heartbeat import heartbeat
+from infra.envhost.lease import Fenced
+from infra.envhost.protocol import Claimed, Closed
+from infra.errors import Failure, boundary
+from infra.inference.base import Generation, ModelInfo
+from infra.inference.patient import PatientPolicy
+from infra.stage import Done
+from schemas import transcript
+from schemas.messages import Episode, Rollout
+from schemas.outcome import Boundary, FailureKind, StopReason
+from stages.handlers.base import Action, Handler, Invalid
+from stages.handlers.registry import handler
+from stages.run.episode import Act, Ask, EpisodeMachine, Stop
+from stages.run.render import Renderer
+
+log = logging.getLogger(__name__)
+
+
+class RunStage:
+    """Drives episodes with one policy."""
+
+    def __init__(
+        self,
+        *,
+        hosts: EnvHosts,
+        policy: PatientPolicy,
+        renderer: Renderer,
+        clock: Clock,
+        worker: str,
+        backend: str,
+    ) -> None:
+        """Build the stage.
+
+        Args:
+            hosts: the environment hosts.
+            policy: the engine.
+            renderer: tokenizer and template of the engine's model.
+            clock: time.
+            worker: this worker's name.
+            backend: the engine's address, for the record.
+        """
+        self._hosts = hosts
+        self._policy = policy
+        self._renderer = renderer
+        self._clock = clock
+        self._worker = worker
+        self._backend = backend
+
+    async def handle(self, episode: Episode) -> Done[Rollout] | None:
+        """Run an episode to its end. Raises Failure."""
+        family = handler(episode.task.family)
+        host = self._hosts.at(episode.host)
+        engine = await self._policy.info(episode.task.min_version)
+        self._check_tokenizer(engine)
+        claim = await host.claim(episode.lease)
+        if isinstance(claim, Closed):
+            return None
+        try:
+            return await self._run(episode, family, engine, host, claim)
+        except Fenced as fenced:
+            # The record was handed to another worker, which claimed the environment: the rollout is its work now.
+            log.info("%s: given up: %s", episode.task.id, fenced)
+            return None
+
+    async def _run(
+        self, episode: Episode, family: Handler, engine: ModelInfo, host: EnvHostClient, claim: Claimed
+    ) -> Done[Rollout]:
+        async with heartbeat(host, claim.lease, claim.token, clock=self._clock):
+            machine = EpisodeMachine(
+                episode, self._renderer, engine, _guarded(family), invalid_ends=family.invalid_ends
+            )
+            stop = await self._drive(episode, machine, host, claim)
+            verdict = await host.verdict(claim.lease, claim.token)
+        rollout = self._rollout(episode, machine, stop, verdict)
+
+        async def close() -> None:
+            await host.close(claim.lease, claim.token)
+
+        return Done(rollout, close)
+
+    async def _drive(
+        self, episode: Episode, machine: EpisodeMachine, host: EnvHostClient, claim: Claimed
+    ) -> StopReason:
+        """Carry out the machine's moves until it stops; its horizon bounds the loop."""
+        move = machine.start(self._clock.now_ms())
+        while True:
+            match move:
+                case Ask():
+                    answer = await self._generate(episode, machine, move)
+                    move = machine.generated(answer, self._clock.now_ms())
+                case Act(action):
+                    result = await host.step(claim.lease, claim.token, _wire(action))
+                    now_ms = self._clock.now_ms()
+                    move = machine.observed(action, result.observation, now_ms, done=result.done)
+                case Stop(reason):
+                    return reason
+
+    async def _generate(self, episode: Episode, machine: EpisodeMachine, ask: Ask) -> Generation:
+        task = episode.task
+        return await self._policy.generate(
+            machine.prompt,
+            task.sampling,
+            seed=ask.seed,
+            request_id=f"{task.run}/{task.group}/{task.sample}/{task.attempt}/{machine.turn}",
+            stop_token_ids=self._renderer.stop_ids,
+            max_tokens=ask.max_tokens,
+        )
+
+    def _rollout(
+        self, episode: Episode, machine: EpisodeMachine, stop: StopReason, verdict: dict[str, object]
+    ) -> Rollout:
+        record = machine.transcript()
+        with boundary(Boundary.TRANSCRIPT, FailureKind.ENGINE):
+            transcript.check(record)
+        return Rollout(
+            task=episode.task,
+            transcript=record,
+            verdict=verdict,
+            stop=stop,
+            backend=self._backend,
+            worker=self._worker,
+            tokenizer_digest=self._renderer.digest,
+        )
+
+    def _check_tokenizer(self, engine: ModelInfo) -> None:
+        if engine.tokenizer_digest and engine.tokenizer_digest != self._renderer.digest:
+            raise Failure(
+                FailureKind.ENGINE,
+                Boundary.POLICY,
+                f"the engine's tokenizer {engine.tokenizer_digest[:12]} is not this stage's "
+                f"{self._renderer.digest[:12]}: give both the same model directory",
+            )
+
+
+def _guarded(family: Handler) -> Callable[[str], Action | Invalid]:
+    def act(text: str) -> Action | Invalid:
+        with boundary(Boundary.HANDLER_ACT, FailureKind.HANDLER):
+            return family.act(text)
+
+    return act
+
+
+def _wire(action: Action) -> dict[str, object]:
+    return {"name": action.name, "arguments": action.arguments, "text": action.text}

@@ -1,0 +1,1 @@
+"""The wire bytes of every message type, kept so that a change of the contract is seen."""

@@ -1,0 +1,209 @@
+"""One message of each type, two of those that come in kinds: what the golden bytes were made from.
+
+Every field has a value that is not its default, so that the bytes show all of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from schemas.control import Cancel, Credit, Cursor, PolicyVersion, RunManifest
+from schemas.decisions import (
+    DropReason,
+    GroupDropped,
+    Member,
+    RunEnded,
+    SampleRef,
+    StepDecided,
+    TrainerStarted,
+    VersionPublished,
+)
+from schemas.identity import group_id, payload_digest, task_seed
+from schemas.message import Message
+from schemas.messages import Budgets, Episode, Rollout, Task, Trajectory
+from schemas.outcome import Boundary, Cancelled, Completed, Expired, Failed, FailureKind, StopReason
+from schemas.telemetry import EventKind, MetricPoint, Metrics, StageEvent, StageEvents
+from schemas.topics import Opaque
+from schemas.transcript import SampledSpan, Sampling, Transcript, Turn, pack_logprobs, pack_tokens
+
+FOLDER = Path(__file__).parent / "v1"
+"""Where the bytes are, one file per sample."""
+
+RUN, SOURCE, VISIT, ROW, RUN_SEED = "example", "doors.jsonl", 1, 7, 42
+PAYLOAD = {"size": 5, "agent": [0, 0], "key": [3, 1], "door": [4, 4], "note": "ключ 🗝", "noise": 0.5}
+GROUP = group_id(RUN, SOURCE, VISIT, ROW, PAYLOAD)
+NOW_MS = 1_767_225_600_000
+SAMPLING = Sampling(temperature=0.75, top_p=0.5, top_k=50, min_p=0.125, max_tokens=24)
+
+TASK = Task(
+    run=RUN,
+    group=GROUP,
+    sample=3,
+    samples=8,
+    attempt=1,
+    source=SOURCE,
+    visit=VISIT,
+    row=ROW,
+    payload=PAYLOAD,
+    payload_digest=payload_digest(PAYLOAD),
+    family="keydoor",
+    seed=task_seed(RUN_SEED, SOURCE, VISIT, ROW),
+    admission=19,
+    start_by_ms=NOW_MS + 86_400_000,
+    budgets=Budgets(init_s=60.0, run_s=900.0, eval_s=30.0),
+    horizon=14,
+    max_sampled_tokens=336,
+    sampling=SAMPLING,
+    min_version=5,
+    redrive_of="b4xq7zk2m5n3p6r2t7v3",
+)
+
+TRANSCRIPT = Transcript(
+    tokens=pack_tokens([1, 70_000, 9, 5, 6, 2, 8, 7, 2]),
+    mask=bytes([0, 0, 0, 1, 1, 1, 0, 1, 1]),
+    logprobs=pack_logprobs([0.0, 0.0, 0.0, -0.5, -1.25, -0.0625, 0.0, -2.0, -0.25]),
+    spans=(
+        SampledSpan(start=3, stop=6, version=5, sampling=SAMPLING, dtype="float32", logprobs_mode="processed_logprobs"),
+        SampledSpan(start=7, stop=9, version=6, sampling=SAMPLING, dtype="float32", logprobs_mode="processed_logprobs"),
+    ),
+    turns=(
+        Turn(
+            start=0,
+            sampled=3,
+            stop=6,
+            valid=True,
+            action="go north",
+            finish="stop",
+            began_ms=NOW_MS,
+            generated_ms=NOW_MS + 40,
+            ended_ms=NOW_MS + 41,
+        ),
+        Turn(
+            start=6,
+            sampled=7,
+            stop=9,
+            valid=False,
+            action="no action in the text",
+            finish="length",
+            began_ms=NOW_MS + 41,
+            generated_ms=NOW_MS + 90,
+            ended_ms=NOW_MS + 90,
+        ),
+    ),
+    segments=(0, 6),
+)
+
+VERDICT = {"opened": False, "has_key": True, "steps": 1}
+TOKENIZER_DIGEST = "sha256:9f2c"
+REFS = (SampleRef(group=GROUP, sample=0, offset=118), SampleRef(group=GROUP, sample=3, offset=130))
+MEMBERS = (
+    Member(group=GROUP, sample=0, offset=118, content="a" * 64, reward=1.0),
+    Member(group=GROUP, sample=3, offset=130, content="b" * 64, reward=-0.5),
+)
+
+SAMPLES: dict[str, Message] = {
+    "rollmill.task": TASK,
+    "rollmill.episode": Episode(
+        task=TASK,
+        host="unix:/tmp/envhost.sock",
+        lease="l-17",
+        messages=({"role": "system", "content": "Find the key."}, {"role": "user", "content": "key north"}),
+        tools=({"type": "function", "function": {"name": "go", "parameters": {}}},),
+        prompt_version="keydoor.1",
+    ),
+    "rollmill.rollout": Rollout(
+        task=TASK,
+        transcript=TRANSCRIPT,
+        verdict=VERDICT,
+        stop=StopReason.INVALID_ACTION,
+        backend="local-0",
+        worker="run-3",
+        tokenizer_digest=TOKENIZER_DIGEST,
+    ),
+    "rollmill.trajectory": Trajectory(
+        task=TASK,
+        outcome=Completed(components={"door": 0.0, "format": -0.5}, reward=-0.5, success=0.0, truncated=False),
+        transcript=TRANSCRIPT,
+        verdict=VERDICT,
+        stop=StopReason.INVALID_ACTION,
+        backend="local-0",
+        tokenizer_digest=TOKENIZER_DIGEST,
+        stage="eval",
+    ),
+    "rollmill.trajectory.failed": Trajectory(
+        task=TASK,
+        outcome=Failed(kind=FailureKind.ENVIRONMENT_LOST, boundary=Boundary.ENVIRONMENT, cause="lease l-17 ran out"),
+        stage="run",
+    ),
+    "rollmill.trajectory.cancelled": Trajectory(task=TASK, outcome=Cancelled(cause="by request"), stage="reaper"),
+    "rollmill.trajectory.expired": Trajectory(task=TASK, outcome=Expired(cause="not started in time"), stage="init"),
+    "rollmill.trainer_started": TrainerStarted(run=RUN, config={"batch_groups": 8, "lr": 0.0003}, start=100, step=4),
+    "rollmill.step": StepDecided(
+        run=RUN,
+        epoch=12,
+        step=5,
+        position=131,
+        members=MEMBERS,
+        digest="c" * 64,
+        advantage_digest="d" * 64,
+        buffered=(SampleRef(group="c5yr8al3n6p4q7s3u2w4", sample=1, offset=125),),
+    ),
+    "rollmill.group_dropped": GroupDropped(
+        run=RUN, epoch=12, position=131, group=GROUP, reason=DropReason.NO_VARIANCE, members=REFS
+    ),
+    "rollmill.version": VersionPublished(run=RUN, epoch=12, step=5, version=6, digest="e" * 64),
+    "rollmill.run_ended": RunEnded(run=RUN, epoch=12, position=140, step=5, reason="time limit", unused=REFS),
+    "rollmill.run": RunManifest(
+        run=RUN,
+        seed=RUN_SEED,
+        samples=8,
+        budgets=TASK.budgets,
+        horizon=14,
+        max_sampled_tokens=336,
+        sampling=SAMPLING,
+        start_within_s=3600.0,
+        paced=True,
+        created_ms=NOW_MS,
+        trajectories_start=100,
+        extra={"code": "f" * 40},
+    ),
+    "rollmill.credit": Credit(
+        run=RUN, epoch=12, admit_up_to=24, min_version=5, horizon=14, temperature=0.75, closed=True
+    ),
+    "rollmill.cursor": Cursor(run=RUN, admitted=20),
+    "rollmill.policy_version": PolicyVersion(
+        run=RUN, epoch=12, version=6, directory="versions/6", digest="e" * 64
+    ),
+    "rollmill.cancel": Cancel(target=f"{RUN}/{GROUP}/3", cause="by request"),
+    "rollmill.stage_events": StageEvents(
+        worker="run-3",
+        events=(
+            StageEvent(
+                run=RUN,
+                group=GROUP,
+                sample=3,
+                attempt=1,
+                stage="run",
+                kind=EventKind.RETRIED,
+                at_ms=NOW_MS,
+                took_ms=812,
+                waited_ms=30,
+                detail="environment: lease l-17 ran out",
+            ),
+        ),
+    ),
+    "rollmill.metrics": Metrics(
+        run=RUN,
+        service="trainer",
+        points=(
+            MetricPoint(name="trainer.success", value=0.5, at_ms=NOW_MS, step=5, labels={"source": SOURCE}),
+        ),
+    ),
+    "rollmill.opaque": Opaque(),
+}
+"""File name -> message. The name is the wire type, with what tells the variants apart."""
+
+
+def golden_file(name: str) -> Path:
+    """Return where the bytes of a sample are."""
+    return FOLDER / f"{name}.msgpack"

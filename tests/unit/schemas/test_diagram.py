@@ -1,0 +1,50 @@
+"""The picture of the flow is the table, drawn."""
+
+from __future__ import annotations
+
+from schemas.diagram import flowchart, kept, table
+from schemas.topics import CONTROL, EPISODES, EVENTS, INIT_RETRY_5S, TABLE, TASKS, TRAJECTORIES
+
+
+def test_one_topic_as_a_flowchart():
+    """Services are rounded, topics are cylinders, arrows go the way of the records."""
+    assert flowchart([EPISODES]) == (
+        "flowchart LR\n"
+        "    service_init([init])\n"
+        "    service_run([run])\n"
+        "    topic_episodes[(episodes)]\n"
+        "    service_init --> topic_episodes\n"
+        "    topic_episodes --> service_run\n"
+    )
+
+
+def test_every_edge_of_the_table_is_drawn_once():
+    """No writer and no reader is left out of the picture."""
+    edges = [line for line in flowchart().splitlines() if "-->" in line]
+    assert len(edges) == len(set(edges)) == sum(len(topic.producers) + len(topic.consumers) for topic in TABLE)
+
+
+def test_names_are_escaped_for_mermaid():
+    """A dot may be in a label and not in an identifier."""
+    assert "    topic_init_retry_5s[(init.retry.5s)]\n" in flowchart([INIT_RETRY_5S])
+
+
+def test_one_topic_as_a_row():
+    """The table shows what the constant says."""
+    assert table([EPISODES]).splitlines()[2] == "| `episodes` | Episode | 32 | round robin | init | run | 7 days |"
+
+
+def test_types_by_their_tag():
+    """Who has no Python knows messages by what is on the wire."""
+    assert "| `rollmill.task` |" in table([TASKS], tags=True)
+
+
+def test_every_topic_has_a_row():
+    """The table is complete."""
+    rows = table().splitlines()[2:]
+    assert [row.split("`")[1] for row in rows] == [topic.name for topic in TABLE]
+
+
+def test_retention_in_words():
+    """Hours up to two days, then days; a compacted topic keeps the last of each key."""
+    assert [kept(topic) for topic in (EVENTS, TRAJECTORIES, CONTROL)] == ["24 hours", "90 days", "the last of each key"]

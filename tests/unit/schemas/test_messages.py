@@ -1,0 +1,51 @@
+"""Messages as values: what they are called, what they name, what they add up to."""
+
+from __future__ import annotations
+
+import pytest
+from schemas.message import Message
+from schemas.messages import Budgets, SampleId
+
+from tests.golden.samples import TASK
+from tests.strategies import MESSAGE_TYPES
+
+
+@pytest.mark.parametrize("kind", MESSAGE_TYPES, ids=lambda kind: kind.wire_type())
+def test_messages_are_frozen_and_made_by_keyword(kind):
+    """What was said cannot be changed, and no reader depends on the order of fields."""
+    assert kind.__struct_config__.frozen
+    with pytest.raises(TypeError):
+        kind("by position")
+
+
+@pytest.mark.parametrize("kind", MESSAGE_TYPES, ids=lambda kind: kind.wire_type())
+def test_no_field_hides_the_envelope(kind):
+    """`v` and `type` belong to the codec."""
+    assert not {"v", "type"} & set(kind.__struct_fields__)
+
+
+def test_a_message_without_a_tag_has_no_wire_type():
+    """The error says what to do about it."""
+
+    class Untagged(Message, tag=False):
+        pass
+
+    with pytest.raises(TypeError, match="give its class a `tag=`"):
+        Untagged.wire_type()
+
+
+def test_a_task_names_its_sample():
+    """Run, group and sibling number; the attempt is not part of the name."""
+    assert TASK.id == SampleId(run="example", group=TASK.group, sample=3)
+
+
+def test_samples_are_ordered_by_group_then_sibling():
+    """Batches and reports list them alike everywhere."""
+    names = [("r", "b", 0), ("r", "a", 1), ("r", "a", 0)]
+    ids = sorted(SampleId(run=run, group=group, sample=sample) for run, group, sample in names)
+    assert [(name.group, name.sample) for name in ids] == [("a", 0), ("a", 1), ("b", 0)]
+
+
+def test_the_budgets_add_up():
+    """The reaper waits for all three stages."""
+    assert Budgets(init_s=1.0, run_s=2.0, eval_s=3.5).total_s == 6.5

@@ -1,0 +1,104 @@
+"""The table of topics keeps its own rules."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+from schemas import topics
+from schemas.message import Message
+from schemas.messages import Task
+from schemas.topics import DEAD, DECISIONS, EPISODES, ROLLOUTS, STAGES, TABLE, TASKS, TRAJECTORIES, Spread, Topic
+
+from tests.strategies import MESSAGE_TYPES
+
+EACH = pytest.mark.parametrize("topic", TABLE, ids=str)
+
+
+def test_names_are_unique():
+    """A name means one topic."""
+    assert [name for name, count in Counter(topic.name for topic in TABLE).items() if count > 1] == []
+
+
+def test_every_topic_is_in_the_table():
+    """A topic that is not in the table would never be created."""
+    assert [value for value in vars(topics).values() if isinstance(value, Topic)] == list(TABLE)
+
+
+def test_the_constant_is_the_name():
+    """`INIT_RETRY_5S` is `init.retry.5s`: who reads the code finds the topic."""
+    for name, value in vars(topics).items():
+        if isinstance(value, Topic):
+            assert value.name == name.lower().replace("_", ".")
+
+
+@EACH
+def test_names_are_good_for_kafka(topic):
+    """Lower case with dots; underscores would collide with dots in Kafka's metrics."""
+    assert re.fullmatch(r"[a-z0-9]+(\.[a-z0-9]+)*", topic.name)
+    assert str(topic) == topic.name
+
+
+@pytest.mark.parametrize("topic", [TASKS, EPISODES, ROLLOUTS, DEAD], ids=str)
+def test_stage_topics_have_one_partition_count(topic):
+    """`dead` has as many, so that a record keeps its partition there."""
+    assert topic.partitions == STAGES == 32
+
+
+@pytest.mark.parametrize("topic", [TRAJECTORIES, DECISIONS], ids=str)
+def test_a_run_lies_in_one_partition(topic):
+    """Records of a run are ordered in the log: its arbiter is their offset."""
+    assert topic.spread is Spread.RUN
+    assert topic.partitions == 8
+
+
+@EACH
+def test_a_single_partition_is_one_partition(topic):
+    """The word and the number agree."""
+    assert (topic.spread is Spread.SINGLE) == (topic.partitions == 1)
+
+
+@EACH
+def test_state_is_compacted_and_the_rest_kept_by_time(topic):
+    """Only `control` forgets what was replaced."""
+    assert topic.compacted == (topic is topics.CONTROL)
+    assert topic.compacted or topic.retention_ms > 0
+
+
+@EACH
+def test_a_retry_tier_says_its_delay_in_its_name(topic):
+    """`init.retry.5s` is handled five seconds later, and nothing else is delayed."""
+    match = re.fullmatch(r".*\.retry\.(\d+)s", topic.name)
+    assert topic.delay_ms == (int(match[1]) * 1000 if match else 0)
+
+
+@EACH
+def test_every_topic_has_a_writer_and_a_reader(topic):
+    """A topic that nobody reads, or writes, is a mistake."""
+    assert topic.producers
+    assert topic.consumers
+
+
+def test_every_tag_is_unique():
+    """Two types of one name could not be told apart in the log."""
+    assert [tag for tag, count in Counter(kind.wire_type() for kind in MESSAGE_TYPES).items() if count > 1] == []
+
+
+def test_every_message_has_a_topic():
+    """A message that no topic carries cannot be said."""
+    assert set(_below(Message)) == set(MESSAGE_TYPES)
+
+
+def test_what_is_retried_is_a_task():
+    """Every retry starts the sample again, at INIT."""
+    assert topics.INIT_RETRY_5S.carries == (Task,)
+
+
+def _below(kind: type) -> list[type]:
+    return [
+        found
+        for child in kind.__subclasses__()
+        for found in (child, *_below(child))
+        if found.__module__.startswith("schemas.")
+    ]

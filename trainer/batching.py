@@ -1,0 +1,203 @@
+"""Token records -> tensors: which tokens are trained, at what temperature they were drawn, and who shares a pass.
+
+A transcript of k segments becomes k sequences with one advantage. A sequence keeps, for each sampled token, its
+recorded log-prob, the temperature it was drawn at, its lag, and whether it is trained on. Micro-batches collect
+sequences of like length so that little is padded; they only split a sum, so they never change the gradient.
+
+Sequences are padded on the right. Under causal attention no real token looks at what follows it, so no attention mask
+is needed and the padding's value does not matter. This file does not know groups or losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from infra.errors import RollmillError
+from schemas.transcript import SampledSpan, Transcript
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+
+PROCESSED_LOGPROBS = "processed_logprobs"
+"""The only log-prob mode that says what the sampled distribution was."""
+
+
+class UntrainableTranscript(RollmillError):
+    """Tokens were sampled in a way whose log-probs cannot be compared with the trainer's."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TokenSequence:
+    """One token prefix; P sampled tokens in T."""
+
+    tokens: Ints
+    """Ids, (T,)."""
+    positions: Ints
+    """Indices of the sampled tokens, (P,), each at least 1."""
+    rollout: Floats
+    """Log-prob at sampling, (P,)."""
+    temperature: Floats
+    """Temperature each was drawn at, (P,)."""
+    lag: Ints
+    """Trainer steps between sampling and use, (P,)."""
+    trained: Floats
+    """1.0 where the token is trained on, (P,)."""
+    advantage: float
+    """Of the sample."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def trained_count(self) -> float:
+        """Tokens trained on."""
+        return float(self.trained.sum())
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MicroBatch:
+    """Sequences of one forward pass; B of them, padded to T, with P sampled tokens in all."""
+
+    members: tuple[int, ...]
+    """Which sequences, as indices into the list that was batched."""
+    ids: torch.Tensor
+    """(B, T), padded on the right."""
+    rows: torch.Tensor
+    """Sequence of each sampled token, (P,)."""
+    columns: torch.Tensor
+    """Position whose logits predict it, (P,)."""
+    targets: torch.Tensor
+    """Its id, (P,)."""
+    temperature: torch.Tensor
+    """(P,)."""
+    rollout: torch.Tensor
+    """(P,)."""
+    lag: torch.Tensor
+    """(P,)."""
+    trained: torch.Tensor
+    """(P,)."""
+    advantages: torch.Tensor
+    """(P,)."""
+
+
+def sequences(
+    transcript: Transcript,
+    advantage: float,
+    *,
+    lag: Callable[[int], int],
+    max_lag: int,
+    vocabulary: int,
+) -> list[TokenSequence]:
+    """Return the sequences of one sample; none if it holds no sampled token.
+
+    Args:
+        transcript: the token record.
+        advantage: of the sample.
+        lag: version -> trainer steps since.
+        max_lag: tokens with a larger lag are not trained on.
+        vocabulary: number of ids the model knows.
+
+    Raises:
+        UntrainableTranscript: the record cannot be trained on by this model, or by any.
+    """
+    ids = transcript.token_ids.astype(np.int64)
+    if len(ids) and int(ids.max()) >= vocabulary:
+        raise UntrainableTranscript(f"token id {int(ids.max())} in a vocabulary of {vocabulary}: another tokenizer")
+    temperature = np.ones(len(ids), dtype=np.float32)
+    lags = np.zeros(len(ids), dtype=np.int64)
+    for span in transcript.spans:
+        _check_span(span)
+        temperature[span.start : span.stop] = span.sampling.temperature
+        lags[span.start : span.stop] = lag(span.version)
+    bounds = [*transcript.segments, len(ids)]
+    found = []
+    for start, stop in zip(bounds, bounds[1:], strict=False):
+        positions = np.flatnonzero(transcript.mask_array[start:stop]).astype(np.int64)
+        if not len(positions):
+            continue
+        last = int(positions[-1]) + 1
+        here = start + positions
+        found.append(
+            TokenSequence(
+                # Observations after the last sampled token change nothing that is trained.
+                tokens=ids[start : start + last],
+                positions=positions,
+                rollout=transcript.logprob_array[here],
+                temperature=temperature[here],
+                lag=lags[here],
+                trained=(lags[here] <= max_lag).astype(np.float32),
+                advantage=advantage,
+            )
+        )
+    return found
+
+
+def _check_span(span: SampledSpan) -> None:
+    sampling = span.sampling
+    if span.logprobs_mode != PROCESSED_LOGPROBS:
+        raise UntrainableTranscript(
+            f"log-probs of mode {span.logprobs_mode!r}: start the engine with --logprobs-mode {PROCESSED_LOGPROBS}"
+        )
+    if sampling.temperature <= 0 or sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0:
+        raise UntrainableTranscript(
+            f"tokens drawn with {sampling}: the trainer can only divide logits by a temperature above 0; sample "
+            f"training rollouts with top_p = 1, top_k = 0, min_p = 0"
+        )
+
+
+def micro_batches(
+    batch: Sequence[TokenSequence],
+    micro_tokens: int,
+    chosen: Iterable[int] | None = None,
+    *,
+    device: str = "cpu",
+) -> list[MicroBatch]:
+    """Group sequences of like length so that each pass has at most `micro_tokens` padded tokens.
+
+    A sequence longer than that has a pass of its own.
+
+    Args:
+        batch: all sequences.
+        micro_tokens: padded tokens per pass.
+        chosen: which of them; all unless given.
+        device: where the tensors live.
+    """
+    indices = range(len(batch)) if chosen is None else chosen
+    by_length = sorted(indices, key=lambda i: (len(batch[i]), i))
+    passes: list[list[int]] = []
+    for index in by_length:
+        if passes and (len(passes[-1]) + 1) * len(batch[index]) <= micro_tokens:
+            passes[-1].append(index)
+        else:
+            passes.append([index])
+    return [_tensors([batch[i] for i in members], tuple(members), device) for members in passes]
+
+
+def _tensors(batch: Sequence[TokenSequence], members: tuple[int, ...], device: str) -> MicroBatch:
+    ids = np.zeros((len(batch), max(map(len, batch))), dtype=np.int64)
+    for row, sequence in enumerate(batch):
+        ids[row, : len(sequence)] = sequence.tokens
+    counts = [len(s.positions) for s in batch]
+    rows = np.repeat(np.arange(len(batch)), counts)
+    positions = np.concatenate([s.positions for s in batch])
+
+    def tensor(values: npt.NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(values).to(device)
+
+    return MicroBatch(
+        members=members,
+        ids=tensor(ids),
+        rows=tensor(rows),
+        columns=tensor(positions - 1),
+        targets=tensor(ids[rows, positions]),
+        temperature=tensor(np.concatenate([s.temperature for s in batch])),
+        rollout=tensor(np.concatenate([s.rollout for s in batch])),
+        lag=tensor(np.concatenate([s.lag for s in batch])),
+        trained=tensor(np.concatenate([s.trained for s in batch])),
+        advantages=tensor(np.repeat(np.array([s.advantage for s in batch], dtype=np.float32), counts)),
+    )

@@ -1,0 +1,121 @@
+"""Checkpoints: everything a trainer needs to go on, in one directory that exists whole or not at all.
+
+    <epoch>-<step>/
+        model.safetensors   weights
+        optimizer.pt        optimizer and random state
+        state.json          what is decided (`TrainerState`); no bodies of records: the log has them
+        files.json          SHA-256 of each of these; written last
+
+Written beside its final name, flushed to the disk, then renamed. A directory whose files do not match `files.json` is
+not a checkpoint: the one before it is used. This file does not know what the bytes mean.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from trainer.state import TrainerState
+from trainer.weights import WEIGHTS_FILE, sync_directory, write_durably
+
+log = logging.getLogger(__name__)
+
+OPTIMIZER_FILE = "optimizer.pt"
+STATE_FILE = "state.json"
+MANIFEST_FILE = "files.json"
+
+_NAME = re.compile(r"(\d+)-(\d+)")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint on the disk."""
+
+    directory: Path
+    state: TrainerState
+
+    @property
+    def weights(self) -> Path:
+        """The weight file."""
+        return self.directory / WEIGHTS_FILE
+
+    def optimizer(self) -> bytes:
+        """Return optimizer and random state."""
+        return (self.directory / OPTIMIZER_FILE).read_bytes()
+
+
+def save(parent: Path, state: TrainerState, weights: bytes, optimizer: bytes) -> Checkpoint:
+    """Write a checkpoint and return once it would survive a power cut."""
+    parent.mkdir(parents=True, exist_ok=True)
+    target = parent / f"{state.epoch}-{state.step}"
+    partial = parent / f".{target.name}.{secrets.token_hex(4)}"
+    partial.mkdir()
+    try:
+        files = {
+            WEIGHTS_FILE: weights,
+            OPTIMIZER_FILE: optimizer,
+            STATE_FILE: msgspec.json.encode(state),
+        }
+        for name, data in files.items():
+            write_durably(partial / name, data)
+        digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+        write_durably(partial / MANIFEST_FILE, json.dumps(digests, indent=1).encode())
+        sync_directory(partial)
+        if target.exists():
+            shutil.rmtree(target)
+        partial.rename(target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    sync_directory(parent)
+    return Checkpoint(target, state)
+
+
+def latest(parent: Path, accept: Callable[[TrainerState], bool] = lambda _: True) -> Checkpoint | None:
+    """Return the complete checkpoint with the most steps, then the highest epoch, that `accept` takes."""
+    for directory in _candidates(parent):
+        checkpoint = _open(directory)
+        if checkpoint is not None and accept(checkpoint.state):
+            return checkpoint
+    return None
+
+
+def prune(parent: Path, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints, and what an interrupted `save` left."""
+    for directory in list(_candidates(parent))[keep:]:
+        shutil.rmtree(directory)
+    for partial in parent.glob(".*-*.*"):
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _candidates(parent: Path) -> Iterator[Path]:
+    if not parent.is_dir():
+        return
+    named = [(match, path) for path in parent.iterdir() if (match := _NAME.fullmatch(path.name))]
+    named.sort(key=lambda item: (int(item[0][2]), int(item[0][1])), reverse=True)
+    yield from (path for _, path in named)
+
+
+def _open(directory: Path) -> Checkpoint | None:
+    try:
+        digests: dict[str, str] = json.loads((directory / MANIFEST_FILE).read_bytes())
+        for name, digest in digests.items():
+            with (directory / name).open("rb") as stream:
+                found = hashlib.file_digest(stream, "sha256").hexdigest()
+            if found != digest:
+                log.warning("checkpoint %s: %s has changed since it was written; not used", directory, name)
+                return None
+        state = msgspec.json.decode((directory / STATE_FILE).read_bytes(), type=TrainerState)
+    except (OSError, ValueError) as error:
+        log.warning("checkpoint %s is not complete (%s); not used", directory, error)
+        return None
+    return Checkpoint(directory, state)

@@ -1,0 +1,229 @@
+"""A run's configuration: one TOML file, `--set a.b=c` over it, checked once, frozen.
+
+Every limit has a name, a unit and a sentence. Batch and mini-batch count groups, lag counts trainer steps. Paths in
+the file are relative to the file. What is written here is copied into `TrainerStarted`, so that replay needs no file.
+This module does not know torch, and imports nothing slow: the command line reads a configuration before anything
+else starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from infra.config import apply_override, explain, read_toml
+from infra.errors import ConfigError
+
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+
+
+class Filter(StrEnum):
+    """What must differ between siblings for a group to be trained on."""
+
+    SUCCESS = "success"
+    """The unshaped success: groups that all fail or all succeed teach nothing."""
+    REWARD = "reward"
+    """The shaped reward."""
+    OFF = "off"
+    """Nothing: every complete group is kept."""
+
+
+class Estimator(StrEnum):
+    """How a group's rewards become advantages."""
+
+    GRPO = "grpo"
+    """Reward less the group's mean, over its standard deviation; without the latter it is Dr. GRPO."""
+    RLOO = "rloo"
+    """Reward less the mean of the other siblings."""
+
+
+class Frozen(BaseModel):
+    """A part of the configuration: no unknown keys, no changes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Overlong(Frozen):
+    """Soft punishment of long answers, added to the shaped reward."""
+
+    max_tokens: Count
+    """Sampled tokens of an episode at which the punishment reaches -1."""
+    cache_tokens: Count
+    """The punishment begins this many tokens before `max_tokens`."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.cache_tokens > self.max_tokens:
+            raise ValueError("cache_tokens must not exceed max_tokens")
+        return self
+
+
+class AlgorithmConfig(Frozen):
+    """What is trained on, and how."""
+
+    groups: Count = 8
+    """Groups in one trainer step, exactly."""
+    samples: Count = 8
+    """Siblings per group."""
+    max_lag: Annotated[int, Field(ge=0)] = 1
+    """Most trainer steps between the weights that sampled a token and those it trains; 0 is synchronous."""
+    late: Literal["mask"] = "mask"
+    """Tokens beyond `max_lag` are left out of the loss; their sample stays in its group's baseline."""
+    filter: Filter = Filter.SUCCESS
+    """What must differ between siblings."""
+    min_siblings: Annotated[int, Field(ge=1)] | None = None
+    """Fewest completed siblings of a group that is trained on; all of them unless given."""
+    estimator: Estimator = Estimator.GRPO
+    """How rewards become advantages."""
+    std: bool = True
+    """Divide by the group's standard deviation (off is Dr. GRPO)."""
+    overlong: Overlong | None = None
+    """Soft punishment of long answers; off unless given."""
+
+    epochs: Count = 2
+    """Passes over a step's batch."""
+    minibatches: Count = 2
+    """Optimizer steps per pass."""
+    clip_low: Positive = 0.2
+    """The ratio is clipped below 1 - clip_low."""
+    clip_high: Positive = 0.28
+    """The ratio is clipped above 1 + clip_high."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """Bound on the loss of bad actions that became much likelier; off unless given (10 is customary)."""
+    old: Literal["trainer", "rollout"] = "trainer"
+    """Where the ratio's denominator comes from: recomputed at step start, or as recorded (then `tis_cap` is unused)."""
+    tis_cap: NonNegative = 2.0
+    """Cap of the importance weight between trainer and engine; 0 is off."""
+    kl: NonNegative = 0.0
+    """Weight of the KL term to the model the run began with; 0 is off and loads no second model."""
+    kl_kind: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the KL term."""
+
+    lr: Positive = 3e-4
+    """Learning rate of AdamW."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Momenta of AdamW."""
+    weight_decay: NonNegative = 0.0
+    """Decoupled weight decay."""
+    warmup: Annotated[int, Field(ge=0)] = 0
+    """Optimizer steps over which the learning rate rises to `lr`."""
+    clip_norm: Positive = 1.0
+    """Largest norm of the gradient."""
+    micro_tokens: Count = 16_384
+    """Padded tokens of one forward pass: bounds memory, never changes the gradient."""
+
+    temperature: Positive = 1.0
+    """Sampling temperature, stamped on groups at admission."""
+    horizon: Count = 16
+    """Most turns of an episode, stamped on groups at admission."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.minibatches > self.groups:
+            raise ValueError(f"{self.groups} groups cannot be split into {self.minibatches} mini-batches")
+        if self.min_siblings is not None and self.min_siblings > self.samples:
+            raise ValueError(f"min_siblings = {self.min_siblings} exceeds samples = {self.samples}")
+        return self
+
+    @property
+    def siblings_needed(self) -> int:
+        """Fewest completed siblings of a group that is trained on."""
+        return self.samples if self.min_siblings is None else self.min_siblings
+
+
+class StopConfig(Frozen):
+    """When the run has ended; the stop itself is written down, so no clock decides what is trained on."""
+
+    max_steps: Count = 100
+    """Trainer steps."""
+    success: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Stop when the mean success of the last `success_groups` complete groups reaches this; off unless given."""
+    success_groups: Count = 64
+    """Groups in that mean, kept and dropped ones alike."""
+    max_dropped: Count = 10_000
+    """Groups dropped in a row without a step before the run ends: the task is too easy or too hard to learn from."""
+    time_limit_s: Positive | None = None
+    """Seconds from the trainer's start after which the run ends; off unless given."""
+
+
+class CheckpointConfig(Frozen):
+    """How much is kept on disk."""
+
+    every: Count = 1
+    """Steps between checkpoints; those after the last one are executed again on resume."""
+    keep: Count = 2
+    """Checkpoints kept."""
+    keep_versions: Count = 4
+    """Published weight directories kept; the policy may still be loading the one before the last."""
+
+
+class RunConfig(Frozen):
+    """Everything the trainer needs to know."""
+
+    run: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9._-]+$")]
+    """Name of the run; it is part of paths and keys."""
+    seed: int = 0
+    """Seed of all derived seeds."""
+    model: Path
+    """Model directory the run begins with (weights, config, tokenizer)."""
+    directory: Path
+    """Where checkpoints and the lock live."""
+    publish: Path | None = None
+    """Where weight versions are written for the policy; `versions` in `directory` unless given."""
+    start: Annotated[int, Field(ge=0)] = 0
+    """First offset of `trajectories` that can hold a record of the run."""
+    threads: Count = 1
+    """Torch threads; weights are reproducible for one number of them."""
+    device: str = "cpu"
+    """Torch device of the learner."""
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    """What is trained on, and how."""
+    stop: StopConfig = StopConfig()
+    """When the run has ended."""
+    checkpoints: CheckpointConfig = CheckpointConfig()
+    """How much is kept on disk."""
+    tasks: dict[str, Any] = {}
+    """For the producer of the run's tasks; the trainer only records it."""
+
+    @property
+    def versions_directory(self) -> Path:
+        """Where weight versions are written for the policy."""
+        return self.publish or self.directory / "versions"
+
+    @property
+    def checkpoints_directory(self) -> Path:
+        """Where checkpoints live."""
+        return self.directory / "checkpoints"
+
+
+def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
+    """Read RUN.toml, apply `a.b=c` overrides, and check the result.
+
+    Raises:
+        ConfigError: the file cannot be read, is no TOML, or holds a value that cannot work.
+    """
+    values = read_toml(path)
+    for override in overrides:
+        apply_override(values, override)
+    for name in ("model", "directory", "publish"):
+        if isinstance(values.get(name), str):
+            values[name] = str((path.parent / values[name]).resolve())
+    return make_config(values, str(path))
+
+
+def make_config(values: dict[str, Any], origin: str = "configuration") -> RunConfig:
+    """Check values from anywhere.
+
+    Raises:
+        ConfigError: lists every value that cannot work, with its place.
+    """
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(explain(error, origin)) from error

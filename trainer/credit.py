@@ -1,0 +1,49 @@
+"""How many groups may be on their way: the trainer's only grip on the feeder.
+
+    admit_up_to = resolved + (max_lag + 1) * groups
+
+A dropped group is resolved at its decision, a trained one once its version is announced. So at most `max_lag` whole
+batches are sampled ahead of the weights they will train, a dropped group is replaced at once, and a synchronous run
+(max_lag = 0) admits nothing before the weights that shall sample it are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from schemas.control import Credit
+from trainer.config import AlgorithmConfig
+
+
+def credit(
+    run: str,
+    epoch: int,
+    algorithm: AlgorithmConfig,
+    *,
+    resolved: int,
+    step: int,
+    versions: Mapping[int, int],
+    closed: bool = False,
+) -> Credit:
+    """Return what the feeder may do now.
+
+    Args:
+        run: the run.
+        epoch: the trainer's epoch.
+        algorithm: batch size, lag and what is stamped at admission.
+        resolved: admitted groups that are decided, and if trained, announced.
+        step: steps made.
+        versions: version -> step that made it.
+        closed: no more groups are wanted.
+    """
+    oldest = max(0, step - algorithm.max_lag)
+    return Credit(
+        run=run,
+        epoch=epoch,
+        admit_up_to=resolved + (algorithm.max_lag + 1) * algorithm.groups,
+        # The newest version of the oldest step that may still sample: a version that was made again has a new number.
+        min_version=max((version for version, made_by in versions.items() if made_by == oldest), default=0),
+        horizon=algorithm.horizon,
+        temperature=algorithm.temperature,
+        closed=closed,
+    )

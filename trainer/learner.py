@@ -1,0 +1,283 @@
+"""One trainer step on the model: old log-probs, then epochs of mini-batches with AdamW.
+
+Deterministic on the CPU for one number of threads: the mini-batches of an epoch follow from (seed, step, epoch), not
+from a running random state, so a step gives the same weights whether or not the process was restarted before it. The
+denominator of the loss is the number of trained tokens of the whole mini-batch. Blocking and heavy: the loop runs it
+in a thread of its own. It does not know the log, checkpoints or versions.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainer.batching import MicroBatch, TokenSequence, micro_batches
+from trainer.config import AlgorithmConfig
+from trainer.forward import sampled_logprobs
+from trainer.loss import LossParts, LossRules, TokenBatch, policy_loss
+from trainer.weights import load_model, load_weights, weight_bytes
+
+
+class Interrupted(Exception):
+    """A step was given up half-way; the model is no longer that of any step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepBatch:
+    """What one trainer step trains on."""
+
+    step: int
+    """Number of the step."""
+    groups: tuple[tuple[TokenSequence, ...], ...]
+    """The sequences of each group, in order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMetrics:
+    """What one trainer step was like; per-token means are over trained tokens."""
+
+    loss: float = 0.0
+    """Mean loss of the mini-batches."""
+    grad_norm: float = 0.0
+    """Mean norm of the gradient before clipping."""
+    entropy: float = 0.0
+    """Entropy of the policy at step start, nats per sampled token."""
+    clip_share: float = 0.0
+    """Share of trained tokens whose gradient the clip removed."""
+    kl: float = 0.0
+    """KL to the model the run began with, nats per token; 0 when the term is off."""
+    weight: float = 1.0
+    """Mean importance weight between trainer and engine."""
+    mismatch: float = 0.0
+    """Mean |log pi_trainer - log pi_engine| of tokens at lag 0, nats: numerics, not staleness."""
+    lag_mean: float = 0.0
+    """Mean lag of sampled tokens, trainer steps."""
+    lag_max: int = 0
+    """Largest lag of a trained token, trainer steps."""
+    tokens: int = 0
+    """Sampled tokens in the batch."""
+    masked_share: float = 0.0
+    """Share of them left out for their lag."""
+    optimizer_steps: int = 0
+    """Optimizer steps made in all."""
+
+
+@dataclass
+class _Sums:
+    """Running totals of a trainer step."""
+
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    trained: float = 0.0
+    clipped: float = 0.0
+    kl: float = 0.0
+    weight: float = 0.0
+
+    def add(self, parts: LossParts, trained: float) -> None:
+        self.trained += trained
+        self.clipped += parts.clipped
+        self.kl += parts.kl
+        self.weight += parts.weight
+
+    def per_token(self, total: float) -> float:
+        return total / self.trained if self.trained else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AtStart:
+    """Per sequence: log-probs under the weights at step start, and under the reference."""
+
+    old: list[torch.Tensor]
+    reference: list[torch.Tensor] | None
+    entropy: float
+
+
+class Learner:
+    """Model and optimizer."""
+
+    def __init__(self, directory: Path, config: AlgorithmConfig, *, seed: int, threads: int, device: str) -> None:
+        """Load the model a run begins with.
+
+        Args:
+            directory: the model directory.
+            config: how to train.
+            seed: decides the mini-batches.
+            threads: torch threads; changing them changes float sums.
+            device: torch device.
+        """
+        torch.set_num_threads(threads)
+        self._config = config
+        self._seed = seed
+        self._device = device
+        self._rules = LossRules(
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            dual_clip=config.dual_clip,
+            tis_cap=config.tis_cap if config.old == "trainer" else 0.0,
+            kl=config.kl,
+            kl_kind=config.kl_kind,
+        )
+        self.model = load_model(directory, device)
+        self._reference = load_model(directory, device).requires_grad_(requires_grad=False) if config.kl else None
+        self._optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
+        )
+        self.optimizer_steps = 0
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of ids the model knows."""
+        return int(self.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator, union-attr]
+
+    def step(self, batch: StepBatch, cancelled: Callable[[], bool] = lambda: False) -> StepMetrics:
+        """Train on one batch and return what it was like.
+
+        Args:
+            batch: the step's groups.
+            cancelled: asked between passes.
+
+        Raises:
+            Interrupted: `cancelled` said so; this learner must not be used again.
+        """
+        flat = [sequence for group in batch.groups for sequence in group]
+        sums = _Sums()
+        start = self._at_start(flat, cancelled)
+        for epoch in range(self._config.epochs):
+            for chosen in self._minibatches(batch, epoch):
+                self._optimizer_step(flat, chosen, start, sums, cancelled)
+        return self._metrics(flat, start, sums)
+
+    def _minibatches(self, batch: StepBatch, epoch: int) -> list[list[int]]:
+        """Return the sequence indices of each mini-batch: whole groups, shuffled by (seed, step, epoch)."""
+        order = np.random.default_rng([abs(self._seed), batch.step, epoch]).permutation(len(batch.groups))
+        ends = np.cumsum([len(group) for group in batch.groups])
+        spans = [range(int(end) - len(group), int(end)) for group, end in zip(batch.groups, ends, strict=True)]
+        parts = np.array_split(order, min(self._config.minibatches, len(batch.groups)))
+        return [[i for g in sorted(part.tolist()) for i in spans[g]] for part in parts]
+
+    def _at_start(self, flat: Sequence[TokenSequence], cancelled: Callable[[], bool]) -> _AtStart:
+        old: list[torch.Tensor] = [torch.empty(0)] * len(flat)
+        reference = list(old) if self._reference is not None else None
+        entropy = 0.0
+        with torch.no_grad():
+            for micro in micro_batches(flat, self._config.micro_tokens, device=self._device):
+                _check(cancelled)
+                logprobs, spread = sampled_logprobs(self.model, micro)
+                entropy += float(spread.sum())
+                if self._config.old == "rollout":
+                    logprobs = micro.rollout
+                _scatter(logprobs, micro, flat, old)
+                if self._reference is not None and reference is not None:
+                    _scatter(sampled_logprobs(self._reference, micro)[0], micro, flat, reference)
+        return _AtStart(old=old, reference=reference, entropy=entropy)
+
+    def _optimizer_step(
+        self,
+        flat: Sequence[TokenSequence],
+        chosen: Sequence[int],
+        start: _AtStart,
+        sums: _Sums,
+        cancelled: Callable[[], bool],
+    ) -> None:
+        denominator = sum(flat[i].trained_count for i in chosen)
+        if not denominator:
+            return
+        self._optimizer.zero_grad(set_to_none=True)
+        loss = 0.0
+        for micro in micro_batches(flat, self._config.micro_tokens, chosen, device=self._device):
+            _check(cancelled)
+            parts = policy_loss(self._tokens(micro, start), self._rules, denominator)
+            parts.loss.backward()  # type: ignore[no-untyped-call]
+            loss += float(parts.loss.detach())
+            sums.add(parts, float(micro.trained.sum()))
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.clip_norm)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.learning_rate()
+        self._optimizer.step()
+        self.optimizer_steps += 1
+        sums.losses.append(loss)
+        sums.norms.append(float(norm))
+
+    def _tokens(self, micro: MicroBatch, start: _AtStart) -> TokenBatch:
+        logprobs, _ = sampled_logprobs(self.model, micro)
+        reference = torch.cat([start.reference[i] for i in micro.members]) if start.reference else None
+        return TokenBatch(
+            logprobs=logprobs,
+            old=torch.cat([start.old[i] for i in micro.members]),
+            rollout=micro.rollout,
+            advantages=micro.advantages,
+            mask=micro.trained,
+            reference=reference,
+        )
+
+    def learning_rate(self) -> float:
+        """Return the rate of the next optimizer step: a linear rise, then constant."""
+        rise = (self.optimizer_steps + 1) / self._config.warmup if self._config.warmup else 1.0
+        return self._config.lr * min(1.0, rise)
+
+    def _metrics(self, flat: Sequence[TokenSequence], start: _AtStart, sums: _Sums) -> StepMetrics:
+        lags = np.concatenate([s.lag for s in flat]) if flat else np.zeros(0)
+        trained = np.concatenate([s.trained for s in flat]) if flat else np.zeros(0)
+        tokens = len(lags)
+        fresh = [
+            np.abs(old.cpu().numpy() - s.rollout)[s.lag == 0] for s, old in zip(flat, start.old, strict=True)
+        ]
+        differences = np.concatenate(fresh) if fresh else np.zeros(0)
+        return StepMetrics(
+            loss=float(np.mean(sums.losses)) if sums.losses else 0.0,
+            grad_norm=float(np.mean(sums.norms)) if sums.norms else 0.0,
+            entropy=start.entropy / tokens if tokens else 0.0,
+            clip_share=sums.per_token(sums.clipped),
+            kl=sums.per_token(sums.kl),
+            weight=sums.per_token(sums.weight),
+            mismatch=float(differences.mean()) if len(differences) else 0.0,
+            lag_mean=float(lags[trained > 0].mean()) if trained.any() else 0.0,
+            lag_max=int(lags[trained > 0].max()) if trained.any() else 0,
+            tokens=tokens,
+            masked_share=float(1 - trained.mean()) if tokens else 0.0,
+            optimizer_steps=self.optimizer_steps,
+        )
+
+    def weights(self) -> bytes:
+        """Return the weight file of the model as it is now."""
+        return weight_bytes(self.model)
+
+    def optimizer_bytes(self) -> bytes:
+        """Return everything but the weights that the next step depends on."""
+        stream = io.BytesIO()
+        torch.save(
+            {
+                "optimizer": self._optimizer.state_dict(),
+                "optimizer_steps": self.optimizer_steps,
+                "torch_random": torch.get_rng_state(),
+            },
+            stream,
+        )
+        return stream.getvalue()
+
+    def restore(self, weights: Path, optimizer: bytes) -> None:
+        """Go on from a checkpoint."""
+        load_weights(self.model, weights)
+        state: dict[str, Any] = torch.load(io.BytesIO(optimizer), map_location="cpu", weights_only=True)
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.optimizer_steps = int(state["optimizer_steps"])
+        torch.set_rng_state(state["torch_random"])
+
+
+def _scatter(
+    values: torch.Tensor, micro: MicroBatch, flat: Sequence[TokenSequence], into: list[torch.Tensor]
+) -> None:
+    counts = [len(flat[i].positions) for i in micro.members]
+    for index, part in zip(micro.members, torch.split(values, counts), strict=True):
+        into[index] = part
+
+
+def _check(cancelled: Callable[[], bool]) -> None:
+    if cancelled():
+        raise Interrupted

@@ -1,0 +1,26 @@
+"""What a trainer has decided when it writes a checkpoint; the bodies of records stay in the log."""
+
+from __future__ import annotations
+
+from schemas.message import Part
+from trainer.groups import AssemblerState
+
+
+class TrainerState(Part, frozen=True, kw_only=True):
+    """What is decided at a checkpoint."""
+
+    run: str
+    """The run."""
+    epoch: int
+    """Epoch of the trainer that wrote it."""
+    digest: str
+    """Batch digest of its last step; empty before the first."""
+    decisions: int
+    """Offset in `decisions` of the last record that it knows."""
+    assembler: AssemblerState
+    """Where deciding goes on."""
+
+    @property
+    def step(self) -> int:
+        """Steps made."""
+        return self.assembler.steps

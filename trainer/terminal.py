@@ -1,0 +1,109 @@
+"""One terminal record as the trainer sees it: what decides, apart from the tokens.
+
+Deciding needs numbers, training needs the token record too; replay decides again without keeping any tokens. This
+file does not know groups.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from infra.errors import RollmillError
+from infra.wire import Received
+from schemas.batch import content_hash
+from schemas.decisions import Member, SampleRef
+from schemas.messages import Trajectory
+from schemas.outcome import Completed
+from schemas.transcript import Transcript
+from trainer.advantages import soft_overlong
+from trainer.config import Overlong
+
+
+class UnusableReward(RollmillError):
+    """A graded record carries a reward that is no number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terminal:
+    """The end of one sample."""
+
+    offset: int
+    """Where the record lies in the run's partition of `trajectories`."""
+    group: str
+    """Group of the sample."""
+    sample: int
+    """Sibling number."""
+    samples: int
+    """Siblings that the group has."""
+    admission: int | None
+    """The feeder's dense group number; none for a task of a foreign producer."""
+    digest: str
+    """Digest of the task's payload."""
+    content: str
+    """SHA-256 of the record's uncompressed wire bytes."""
+    completed: bool
+    """It was graded; otherwise it failed, was cancelled or expired."""
+    reward: float = 0.0
+    """Shaped reward as used in training."""
+    success: float = 0.0
+    """Unshaped success."""
+    sampled: tuple[tuple[int, int], ...] = ()
+    """(version, sampled tokens), one per span."""
+    transcript: Transcript | None = None
+    """The token record; none where only the decision is made again."""
+
+    @property
+    def ref(self) -> SampleRef:
+        """Its name in a decision."""
+        return SampleRef(group=self.group, sample=self.sample, offset=self.offset)
+
+    @property
+    def member(self) -> Member:
+        """Its entry in a batch."""
+        return Member(
+            group=self.group, sample=self.sample, offset=self.offset, content=self.content, reward=self.reward
+        )
+
+
+def terminal(received: Received[Trajectory], overlong: Overlong | None, *, keep_tokens: bool = True) -> Terminal:
+    """Return what the trainer needs to know of a record.
+
+    Args:
+        received: the record.
+        overlong: punishment to add to the reward.
+        keep_tokens: hold on to the token record.
+
+    Raises:
+        UnusableReward: the record was graded with a reward or success that is not finite.
+    """
+    trajectory, task = received.message, received.message.task
+    outcome, transcript = trajectory.outcome, trajectory.transcript
+    common = Terminal(
+        offset=received.record.offset,
+        group=task.group,
+        sample=task.sample,
+        samples=task.samples,
+        admission=task.admission,
+        digest=task.payload_digest,
+        content=content_hash(received.raw),
+        completed=False,
+    )
+    if not isinstance(outcome, Completed):
+        return common
+    if not (math.isfinite(outcome.reward) and math.isfinite(outcome.success)):
+        raise UnusableReward(
+            f"{task.group}/{task.sample} at offset {common.offset} has reward {outcome.reward} and success "
+            f"{outcome.success}; the grader of family {task.family!r} must return finite numbers"
+        )
+    spans = transcript.spans if transcript else ()
+    tokens = transcript.sampled_count if transcript else 0
+    return replace(
+        common,
+        completed=True,
+        reward=outcome.reward + soft_overlong(tokens, overlong),
+        success=outcome.success,
+        sampled=tuple((span.version, span.stop - span.start) for span in spans),
+        transcript=transcript if keep_tokens else None,
+    )
+

@@ -1,0 +1,112 @@
+"""Model directories: read one, write one atomically, name its weights by digest.
+
+A weight version is a directory that any loader of model directories reads: `model.safetensors` and copies of every
+other file of the model the run began with (config, tokenizer, chat template). It appears by a rename, whole or not at
+all. The digest is SHA-256 of the weight file, whose bytes depend on the weights alone. This file does not know
+versions or steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save
+from transformers import AutoModelForCausalLM
+
+from infra.errors import ConfigError
+
+WEIGHTS_FILE = "model.safetensors"
+
+_WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".msgpack", ".h5", ".gguf"}
+
+
+def load_model(directory: Path, device: str = "cpu") -> torch.nn.Module:
+    """Return the causal language model of a directory in float32, without dropout.
+
+    Raises:
+        ConfigError: there is no model that can be loaded.
+    """
+    if not (directory / "config.json").is_file():
+        raise ConfigError(f"no config.json in {directory}: `model` must name a model directory (save_pretrained)")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot load the model in {directory}: {error}") from error
+    # Evaluation mode on purpose: with dropout the ratio would compare two different functions.
+    loaded: torch.nn.Module = model.to(device).eval()
+    return loaded
+
+
+def weight_bytes(model: torch.nn.Module) -> bytes:
+    """Return the weight file of a model; tied tensors are stored once, under their first name."""
+    tensors: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict().items():
+        if tensor.data_ptr() in seen:
+            continue
+        seen.add(tensor.data_ptr())
+        tensors[name] = tensor.detach().cpu().contiguous()
+    return save(tensors, metadata={"format": "pt"})
+
+
+def load_weights(model: torch.nn.Module, file: Path) -> None:
+    """Put the weights of a file written by `weight_bytes` in place."""
+    missing, unexpected = model.load_state_dict(load_file(file), strict=False)
+    pointers = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
+    filled = {pointer for name, pointer in pointers.items() if name not in missing}
+    alone = [name for name in missing if pointers[name] not in filled]
+    if alone or unexpected:
+        raise ConfigError(f"{file} is of another model: missing {alone[:3]}, unexpected {unexpected[:3]}")
+
+
+def weights_digest(data: bytes) -> str:
+    """Return the name of a weight file's content."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def write_model_directory(target: Path, weights: bytes, source: Path) -> None:
+    """Write a model directory with these weights and the other files of `source`; an existing one is kept.
+
+    The name must follow from the content, since an existing directory is taken to be the same.
+    """
+    if target.is_dir():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    partial.mkdir()
+    try:
+        for file in sorted(source.iterdir()):
+            if file.is_file() and not _holds_weights(file):
+                shutil.copyfile(file, partial / file.name)
+        write_durably(partial / WEIGHTS_FILE, weights)
+        partial.rename(target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    sync_directory(target.parent)
+
+
+def write_durably(file: Path, data: bytes) -> None:
+    """Write a file and return once it is on the disk."""
+    with file.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def sync_directory(directory: Path) -> None:
+    """Return once the names in a directory are on the disk."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _holds_weights(file: Path) -> bool:
+    return file.suffix in _WEIGHT_SUFFIXES or file.name.endswith(".index.json")
