@@ -254,13 +254,7 @@ class PartitionReader:
     def __init__(self, link: KafkaLink, start: Mapping[TopicPartition, int]) -> None:
         self._link = link
         self._position = dict(start)
-        self._client = AIOKafkaConsumer(
-            **link.options(),
-            enable_auto_commit=False,
-            auto_offset_reset="none",
-            fetch_max_wait_ms=link.limits.fetch_wait_ms,
-            max_partition_fetch_bytes=link.limits.fetch_bytes,
-        )
+        self._client: AIOKafkaConsumer
 
     async def start(self) -> None:
         """Connect and take the positions; OffsetLost if one is not in the log."""
@@ -269,6 +263,13 @@ class PartitionReader:
             for partition, offset in self._position.items():
                 if partition.topic == topic and not begin[partition.partition] <= offset <= end[partition.partition]:
                     raise OffsetLost(await self._link.lost(partition, offset))
+        self._client = AIOKafkaConsumer(
+            **self._link.options(),
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            fetch_max_wait_ms=self._link.limits.fetch_wait_ms,
+            max_partition_fetch_bytes=self._link.limits.fetch_bytes,
+        )
         try:
             async with self._link.guarded(self._link.limits.connect_s, "connecting a reader"):
                 await self._client.start()

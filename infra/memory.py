@@ -395,12 +395,13 @@ def share(
         members: per member the topics it reads and the partitions it has.
     """
     shares: list[set[TopicPartition]] = [set() for _ in members]
-    fair = -(-len(partitions) // len(members)) if members else 0
+    fair, one_more = divmod(len(partitions), len(members)) if members else (0, 0)
     homeless = []
     for partition in partitions:
         keeper = next((at for at, (_, has) in enumerate(members) if partition in has), None)
-        if keeper is not None and len(shares[keeper]) < fair:
+        if keeper is not None and len(shares[keeper]) < fair + (one_more > 0):
             shares[keeper].add(partition)
+            one_more -= len(shares[keeper]) > fair
         else:
             homeless.append(partition)
     for partition in homeless:

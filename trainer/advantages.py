@@ -41,7 +41,7 @@ def grpo(rewards: Sequence[float], *, std: bool = True) -> Advantages:
         return np.zeros(len(values), dtype=np.float32)
     centred = values - values.mean()
     scale = values.std(ddof=1) + EPSILON if std else 1.0
-    return (centred / scale).astype(np.float32)
+    return np.asarray(centred / scale, dtype=np.float32)
 
 
 def rloo(rewards: Sequence[float]) -> Advantages:
@@ -50,7 +50,7 @@ def rloo(rewards: Sequence[float]) -> Advantages:
     if _flat(values):
         return np.zeros(len(values), dtype=np.float32)
     others = (values.sum() - values) / (len(values) - 1)
-    return (values - others).astype(np.float32)
+    return np.asarray(values - others, dtype=np.float32)
 
 
 def soft_overlong(sampled_tokens: int, rule: Overlong | None) -> float:

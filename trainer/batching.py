@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -116,7 +117,7 @@ def sequences(
         lags[span.start : span.stop] = lag(span.version)
     bounds = [*transcript.segments, len(ids)]
     found = []
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in pairwise(bounds):
         positions = np.flatnonzero(transcript.mask_array[start:stop]).astype(np.int64)
         if not len(positions):
             continue

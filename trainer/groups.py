@@ -249,6 +249,11 @@ class GroupAssembler:
         return self.steps + 1 in self._script.steps
 
     @property
+    def caught_up(self) -> bool:
+        """Tell whether everything that was decided before has been read and made again."""
+        return self.position >= self._decides_from and not self.catching_up
+
+    @property
     def kept(self) -> int:
         """Complete groups that wait for their step."""
         return len(self._kept)

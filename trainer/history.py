@@ -56,7 +56,8 @@ class History:
                 self.started[offset] = decision
                 self.ended = None
             case StepDecided():
-                if decision.step in self.steps:
+                # A broker client that lost an acknowledgement writes a record again: the same step, twice in the log.
+                if self.steps.get(decision.step, decision) != decision:
                     raise RollmillError(f"step {decision.step} is decided twice in `decisions`, again at {offset}")
                 self.steps[decision.step] = decision
             case GroupDropped():

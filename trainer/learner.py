@@ -133,7 +133,7 @@ class Learner:
     @property
     def vocabulary(self) -> int:
         """Number of ids the model knows."""
-        return int(self.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator, union-attr]
+        return int(self.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
 
     def step(self, batch: StepBatch, cancelled: Callable[[], bool] = lambda: False) -> StepMetrics:
         """Train on one batch and return what it was like.
@@ -225,9 +225,7 @@ class Learner:
         lags = np.concatenate([s.lag for s in flat]) if flat else np.zeros(0)
         trained = np.concatenate([s.trained for s in flat]) if flat else np.zeros(0)
         tokens = len(lags)
-        fresh = [
-            np.abs(old.cpu().numpy() - s.rollout)[s.lag == 0] for s, old in zip(flat, start.old, strict=True)
-        ]
+        fresh = [np.abs(old.cpu().numpy() - s.rollout)[s.lag == 0] for s, old in zip(flat, start.old, strict=True)]
         differences = np.concatenate(fresh) if fresh else np.zeros(0)
         return StepMetrics(
             loss=float(np.mean(sums.losses)) if sums.losses else 0.0,
@@ -270,9 +268,7 @@ class Learner:
         torch.set_rng_state(state["torch_random"])
 
 
-def _scatter(
-    values: torch.Tensor, micro: MicroBatch, flat: Sequence[TokenSequence], into: list[torch.Tensor]
-) -> None:
+def _scatter(values: torch.Tensor, micro: MicroBatch, flat: Sequence[TokenSequence], into: list[torch.Tensor]) -> None:
     counts = [len(flat[i].positions) for i in micro.members]
     for index, part in zip(micro.members, torch.split(values, counts), strict=True):
         into[index] = part

@@ -9,6 +9,7 @@ import fcntl
 import os
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from infra.errors import ConfigError
 
@@ -20,7 +21,7 @@ class RunLock:
         self._file = directory / "lock"
         self._descriptor = -1
 
-    def __enter__(self) -> RunLock:
+    def __enter__(self) -> Self:
         """Take the lock. Raises ConfigError when another process holds it."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o644)

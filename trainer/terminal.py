@@ -106,4 +106,3 @@ def terminal(received: Received[Trajectory], overlong: Overlong | None, *, keep_
         sampled=tuple((span.version, span.stop - span.start) for span in spans),
         transcript=transcript if keep_tokens else None,
     )
-

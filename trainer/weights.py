@@ -34,12 +34,13 @@ def load_model(directory: Path, device: str = "cpu") -> torch.nn.Module:
     if not (directory / "config.json").is_file():
         raise ConfigError(f"no config.json in {directory}: `model` must name a model directory (save_pretrained)")
     try:
-        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
+        model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.float32, local_files_only=True
+        )
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot load the model in {directory}: {error}") from error
     # Evaluation mode on purpose: with dropout the ratio would compare two different functions.
-    loaded: torch.nn.Module = model.to(device).eval()
-    return loaded
+    return model.to(device).eval()
 
 
 def weight_bytes(model: torch.nn.Module) -> bytes:

@@ -15,7 +15,7 @@ torch, text or turns.
 
 Error tree::
 
-    PolicyError                   the engine did not give a usable answer
+    PolicyError (ServiceError)    the engine did not give a usable answer
       PolicyUnreachable           nobody answered, or the connection broke
       PolicyOverloaded            it answered "not now" (429, 503)
       PolicyRefused               it answered that the request cannot be done
@@ -34,6 +34,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from infra.errors import ServiceError
 from schemas.transcript import LogProbs, Sampling, TokenIds
 
 #: Why a generation ended. `abort`: somebody withdrew it; the ids are those sampled until then.
@@ -45,7 +46,7 @@ PauseMode = Literal["keep", "wait", "abort"]
 PROCESSED_LOGPROBS = "processed_logprobs"
 
 
-class PolicyError(Exception):
+class PolicyError(ServiceError):
     """The policy engine did not give a usable answer."""
 
 

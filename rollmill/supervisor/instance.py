@@ -10,6 +10,8 @@ mend. A later life is restarted, since what it needs may be restarting too. It d
 from __future__ import annotations
 
 import asyncio
+import shlex
+import textwrap
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
@@ -109,7 +111,8 @@ class Instance:
     async def _start(self) -> Process:
         self.lives += 1
         self.started_ms = self._clock.now_ms()
-        self.log.begin(f"{self} life {self.lives}: {' '.join(self.service.argv)}")
+        command = shlex.join(self.service.argv).replace("\n", "\\n")
+        self.log.begin(f"{self} life {self.lives}: {textwrap.shorten(command, 500)}")
         env = {**self.service.env, "ROLLMILL_SERVICE": self.service.name, "ROLLMILL_INSTANCE": str(self.index)}
         try:
             self.process = await Process.start(self.service.argv, env=env, cwd=self._cwd, log=self.log)

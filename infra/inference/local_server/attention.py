@@ -27,10 +27,10 @@ ATTENTION_NAME = "rollmill_slots"
 
 #: Attend to a whole range of neighbouring slots, idle ones included, if at least one of this many is wanted: reading
 #: an idle slot in place costs about half of what copying a wanted one together with the others does.
-DENSE_SHARE = 4
+DENSE_SHARE = 2
 
 #: Requests are grouped for attention by their number of new tokens; a group ends at each of these.
-GROUP_LIMITS = (1, 16, 64, 256, 1024)
+GROUP_LIMITS = (1, 4, 16, 64, 256, 1024)
 
 Ints = npt.NDArray[np.int64]
 
@@ -126,7 +126,7 @@ def slot_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    _mask: torch.Tensor | None,
     *,
     step: Step,
     scaling: float | None = None,
@@ -192,8 +192,10 @@ def _attend(
     if shared > 1:
         query = query.reshape(requests, keys.shape[2], shared * group.width, dim)
         mask = mask.repeat(1, 1, shared, 1)
-    found = [_select(tensor[:, : group.span], group.slots).transpose(1, 2) for tensor in (keys, values)]
-    out = functional.scaled_dot_product_attention(query, *found, attn_mask=mask, scale=scaling)
+    found_keys, found_values = (
+        _select(tensor[:, : group.span], group.slots).transpose(1, 2) for tensor in (keys, values)
+    )
+    out = functional.scaled_dot_product_attention(query, found_keys, found_values, attn_mask=mask, scale=scaling)
     return out.reshape(requests, heads, group.width, dim).transpose(1, 2).reshape(-1, heads, dim)
 
 

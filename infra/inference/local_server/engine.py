@@ -28,7 +28,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -154,6 +154,8 @@ class Engine:
         self.limits = limits or EngineLimits()
         self.stats = Stats()
         self._model = model
+        config: Any = model.config
+        self._vocabulary = int(config.vocab_size)
         self._threads = threads
         self._monotonic = monotonic
         self._cache = _make_cache(model, self.limits)
@@ -224,8 +226,7 @@ class Engine:
         with self._lock:
             if self._pending >= self.limits.max_waiting:
                 raise PolicyOverloaded(
-                    f"{self._pending} requests wait and {len(self._running)} run: ask again later, or raise "
-                    "max_waiting"
+                    f"{self._pending} requests wait and {len(self._running)} run: ask again later, or raise max_waiting"
                 )
             self._pending += 1
         entry = _Running(request=request, future=Future())
@@ -292,7 +293,7 @@ class Engine:
                 f"a prompt of {length} tokens leaves no room in a context with a maximum model length of "
                 f"{self.max_model_len}; end the episode as truncated, or raise max_model_len"
             )
-        vocabulary = self._model.config.vocab_size
+        vocabulary = self._vocabulary
         if int(request.prompt.min()) < 0 or int(request.prompt.max()) >= vocabulary:
             raise PolicyRefused(f"the prompt has ids outside 0 .. {vocabulary - 1}: it comes from another tokenizer")
 
@@ -524,7 +525,7 @@ class Engine:
 
 
 def _make_cache(model: torch.nn.Module, limits: EngineLimits) -> SlotCache:
-    config = model.config
+    config: Any = model.config
     max_len = limits.max_model_len or int(config.max_position_embeddings)
     dtype = next(model.parameters()).dtype
     shape = cache_shape(config, slots=1, max_len=max_len)

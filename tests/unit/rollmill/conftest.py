@@ -11,7 +11,7 @@ from rollmill.supervisor.readiness import says
 LIMIT_S = 20.0
 """Longest wait of a test for something that takes milliseconds."""
 
-STEADY = "import signal; print('ready', flush=True); signal.pause()"
+STEADY = "import signal; print('ready'); signal.pause()"
 
 
 class Events:
@@ -51,7 +51,7 @@ def python() -> Callable[..., Service]:
 
     def make(name: str, code: str = STEADY, **options: object) -> Service:
         options.setdefault("ready", says("^ready$", limit_s=LIMIT_S))
-        return Service(name=name, argv=(sys.executable, "-I", "-S", "-c", code), **options)
+        return Service(name=name, argv=(sys.executable, "-I", "-S", "-u", "-c", code), **options)
 
     return make
 

@@ -11,7 +11,7 @@ def test_a_log_takes_at_most_twice_its_limit(tmp_path):
         log.write(b"line %d\n" % number)
     log.close()
 
-    assert 200 >= sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 200
     assert (tmp_path / "x.log").read_text().endswith("line 199\n")
 
 
@@ -22,8 +22,8 @@ def test_a_new_supervisor_begins_a_new_file_and_keeps_the_one_before(tmp_path):
         log.write(text)
         log.close()
 
-    assert "third\n" == (tmp_path / "x.log").read_text()
-    assert "second\n" == (tmp_path / "x.log.1").read_text()
+    assert (tmp_path / "x.log").read_text() == "third\n"
+    assert (tmp_path / "x.log.1").read_text() == "second\n"
 
 
 def test_the_tail_holds_the_last_lines_of_this_life_only(tmp_path):
@@ -32,10 +32,10 @@ def test_the_tail_holds_the_last_lines_of_this_life_only(tmp_path):
     log.write(b"of the life before\n")
     log.begin("life 2")
     log.write(b"a\nb")
-    assert ("a", "b") == log.tail()
+    assert log.tail() == ("a", "b")
     log.write(b"".join(b"\nline %d" % number for number in range(50)))
-    assert TAIL_LINES == len(log.tail())
-    assert "line 49" == log.tail()[-1]
+    assert len(log.tail()) == TAIL_LINES
+    assert log.tail()[-1] == "line 49"
     log.close()
     assert "=== life 2 ===" in (tmp_path / "x.log").read_text()
 
@@ -48,8 +48,8 @@ async def test_a_line_can_be_waited_for_even_when_it_comes_in_pieces(tmp_path):
     log.write(b"noise\nlisten")
     log.write(b"ing on 127.0.0.1:80\nmore")
 
-    assert "listening on 127.0.0.1:80" == await waiting
-    assert "noise" == await log.said(re.compile("^noise"))
+    assert await waiting == "listening on 127.0.0.1:80"
+    assert await log.said(re.compile("^noise")) == "noise"
     log.close()
 
 
@@ -59,5 +59,5 @@ def test_output_that_never_ends_a_line_is_bounded_and_bytes_that_are_no_text_are
     for _ in range(50):
         log.write(b"\xff" * 10_000)
 
-    assert 64 * 1024 + 10_000 >= max(len(line) for line in log.tail())
+    assert max(len(line) for line in log.tail()) <= 64 * 1024 + 10_000
     log.close()

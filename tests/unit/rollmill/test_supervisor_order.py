@@ -18,7 +18,7 @@ async def test_a_service_starts_when_all_that_it_needs_are_ready_and_ends_before
         said = [(event.service, event.what) for event in events.all]
 
     assert [(name, what) for name in "abc" for what in (What.STARTED, What.READY)] == said
-    assert ["c", "b", "a"] == events.order(What.STOPPED)
+    assert events.order(What.STOPPED) == ["c", "b", "a"]
 
 
 async def test_independent_services_start_side_by_side(python, events, run_dir):
@@ -32,7 +32,7 @@ async def test_independent_services_start_side_by_side(python, events, run_dir):
     async with Supervisor([one, two], run_dir=run_dir, on_event=events) as supervisor:
         await supervisor.start()
 
-    assert 2 == len(events.of(What.READY))
+    assert len(events.of(What.READY)) == 2
 
 
 async def test_a_task_is_done_before_what_follows_it_starts(python, events, run_dir):
@@ -41,10 +41,10 @@ async def test_a_task_is_done_before_what_follows_it_starts(python, events, run_
 
     async with Supervisor([python("run", after=("topics",)), task], run_dir=run_dir, on_event=events) as supervisor:
         await supervisor.start()
-        assert 0 == (await supervisor.ended("topics")).code
+        assert (await supervisor.ended("topics")).code == 0
 
-    assert ["topics", "run"] == events.order(What.STARTED)
-    assert ["topics"] == events.order(What.ENDED)
+    assert events.order(What.STARTED) == ["topics", "run"]
+    assert events.order(What.ENDED) == ["topics"]
 
 
 async def test_starting_some_services_starts_what_they_need_and_no_more(python, events, run_dir):
@@ -53,10 +53,10 @@ async def test_starting_some_services_starts_what_they_need_and_no_more(python, 
 
     async with Supervisor(services, run_dir=run_dir, on_event=events) as supervisor:
         await supervisor.start("b")
-        assert ["a", "b"] == events.order(What.STARTED)
+        assert events.order(What.STARTED) == ["a", "b"]
         await asyncio.gather(supervisor.start(), supervisor.start())
 
-    assert ["a", "b", "c"] == events.order(What.STARTED)
+    assert events.order(What.STARTED) == ["a", "b", "c"]
 
 
 async def test_every_instance_has_a_process_a_log_and_its_number(python, run_dir):
@@ -65,7 +65,7 @@ async def test_every_instance_has_a_process_a_log_and_its_number(python, run_dir
 
     async with Supervisor([python("run", code, instances=3)], run_dir=run_dir) as supervisor:
         await supervisor.start()
-        assert 3 == len({one.pid for one in supervisor.state().instances})
+        assert len({one.pid for one in supervisor.state().instances}) == 3
 
     for index in range(3):
         assert f"I am {index}\n" in (run_dir / "logs" / f"run-{index}.log").read_text()
@@ -138,4 +138,4 @@ async def test_a_service_ready_at_once_needs_nothing_but_its_start(python, event
     async with Supervisor([python("a", ready=at_once())], run_dir=run_dir, on_event=events) as supervisor:
         await supervisor.start()
 
-    assert [What.STARTED, What.READY, What.STOPPED] == [event.what for event in events.all]
+    assert [event.what for event in events.all] == [What.STARTED, What.READY, What.STOPPED]

@@ -1,4 +1,5 @@
 import asyncio
+import re
 import signal
 
 import pytest
@@ -56,7 +57,7 @@ async def test_the_pause_before_a_restart_doubles_up_to_its_cap(python, events, 
             await clock.advance(0.01)
             await events.nth(life + 1, What.READY)
 
-    assert [1.0, 2.0, 4.0, 5.0, 5.0] == [event.retry_in_s for event in events.of(What.DIED)]
+    assert [event.retry_in_s for event in events.of(What.DIED)] == [1.0, 2.0, 4.0, 5.0, 5.0]
 
 
 async def test_a_service_that_was_healthy_for_a_while_starts_over_with_a_short_pause(python, events, run_dir):
@@ -76,7 +77,7 @@ async def test_a_service_that_was_healthy_for_a_while_starts_over_with_a_short_p
             await clock.advance(pause_s)
             await events.nth(life + 1, What.READY)
 
-    assert [1.0, 2.0, 4.0, 1.0] == [event.retry_in_s for event in events.of(What.DIED)]
+    assert [event.retry_in_s for event in events.of(What.DIED)] == [1.0, 2.0, 4.0, 1.0]
 
 
 def test_the_pause_stays_at_its_cap_for_ever():
@@ -96,7 +97,7 @@ async def test_a_service_that_dies_too_often_in_a_row_is_given_up_with_its_last_
 
     assert "sink died 3 times in a row (last: exit code 1)" in str(caught.value)
     assert "the disk is full" in str(caught.value)
-    assert 3 == len(events.of(What.DIED))
+    assert len(events.of(What.DIED)) == 3
 
 
 async def test_a_later_life_that_is_not_ready_in_time_is_restarted_too(python, events, run_dir):
@@ -104,7 +105,7 @@ async def test_a_later_life_that_is_not_ready_in_time_is_restarted_too(python, e
     mark = run_dir / "mark"
     code = (
         f"import os, signal; lives = len(os.listdir({str(mark)!r})); open({str(mark)!r} + f'/{{lives}}', 'w').close();\n"
-        "print('hanging' if lives == 1 else 'ready', flush=True); signal.pause()"
+        "print('hanging' if lives == 1 else 'ready'); signal.pause()"
     )
     mark.mkdir(parents=True)
     clock = VirtualClock()
@@ -114,14 +115,15 @@ async def test_a_later_life_that_is_not_ready_in_time_is_restarted_too(python, e
         await supervisor.start()
         supervisor.kill("run")
         await events.nth(1, What.RESTARTED)
-        await settle()
+        async with asyncio.timeout(20):
+            await supervisor._instances["run"][0].log.said(re.compile("hanging"))
         # Far beyond the limit of readiness; the process is ended, and the third life is ready.
         while len(events.of(What.DIED)) < 2:
             await clock.advance(services[0].ready.limit_s)
             await asyncio.sleep(0)
         await events.nth(2, What.READY)
 
-    assert 3 == len(events.of(What.STARTED)) + len(events.of(What.RESTARTED))
+    assert len(events.of(What.STARTED)) + len(events.of(What.RESTARTED)) == 3
 
 
 async def test_a_service_that_finished_its_work_is_left_alone(python, events, run_dir):
@@ -131,9 +133,9 @@ async def test_a_service_that_finished_its_work_is_left_alone(python, events, ru
     async with Supervisor([trainer], run_dir=run_dir, on_event=events) as supervisor:
         await supervisor.start()
         await supervisor.wait()
-        assert 0 == (await supervisor.ended("trainer")).code
+        assert (await supervisor.ended("trainer")).code == 0
 
-    assert [What.STARTED, What.READY, What.ENDED] == [event.what for event in events.all]
+    assert [event.what for event in events.all] == [What.STARTED, What.READY, What.ENDED]
 
 
 async def test_a_service_that_is_never_restarted_ends_the_supervisor_when_it_fails(python, events, run_dir):

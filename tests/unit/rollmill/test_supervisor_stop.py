@@ -10,11 +10,11 @@ from rollmill.supervisor import AlreadyRunning, Backoff, Restart, Supervisor, Wh
 from rollmill.supervisor.readiness import at_once, says
 from rollmill.supervisor.runfile import LOCK_NAME, STATE_NAME, RunFile
 
-IGNORES = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True)\nwhile 1: signal.pause()"
+IGNORES = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready')\nwhile 1: signal.pause()"
 PARENT = (
     "import os, signal, subprocess, sys\n"
     "child = subprocess.Popen([sys.executable, '-I', '-S', '-c', 'import signal; signal.pause()'])\n"
-    "print('child', child.pid, flush=True); print('ready', flush=True); signal.pause()"
+    "print('child', child.pid); print('ready'); signal.pause()"
 )
 
 
@@ -44,14 +44,14 @@ async def test_a_service_that_ignores_the_request_to_end_is_killed_after_its_gra
 
 async def test_a_service_is_asked_by_its_own_signal(python, events, run_dir):
     """Some programs end in order by SIGINT only."""
-    code = "import signal; signal.signal(2, lambda *_: exit(5)); print('ready', flush=True); signal.pause()"
+    code = "import signal, sys; signal.signal(2, lambda *_: sys.exit(5)); print('ready'); signal.pause()"
 
     async with Supervisor(
         [python("x", code, stop_signal=signal.SIGINT)], run_dir=run_dir, on_event=events
     ) as supervisor:
         await supervisor.start()
 
-    assert 5 == events.of(What.STOPPED)[0].exit.code
+    assert events.of(What.STOPPED)[0].exit.code == 5
 
 
 async def test_what_a_service_started_itself_ends_with_it(python, run_dir):
@@ -129,8 +129,8 @@ async def test_a_second_supervisor_is_told_who_runs_and_since_when(python, run_d
         with pytest.raises(AlreadyRunning, match=rf"already running \(pid {os.getpid()}, since 20\d\d-.*kill"):
             async with Supervisor([], run_dir=run_dir):
                 pass
-        assert {"kafka": "127.0.0.1:9092"} == state.addresses
-        assert [("a", "ready", 1)] == [(one.service, one.state, one.lives) for one in state.instances]
+        assert state.addresses == {"kafka": "127.0.0.1:9092"}
+        assert [(one.service, one.state, one.lives) for one in state.instances] == [("a", "ready", 1)]
 
     assert running(run_dir) is None
     async with Supervisor([], run_dir=run_dir):
@@ -163,7 +163,7 @@ async def test_a_signal_ends_everything_in_order(python, events, run_dir, number
 
     await supervise(supervisor, ready=lambda: os.kill(os.getpid(), number))
 
-    assert ["b", "a"] == events.order(What.STOPPED)
+    assert events.order(What.STOPPED) == ["b", "a"]
 
 
 async def test_a_second_signal_kills_what_takes_too_long(python, events, run_dir):
@@ -179,7 +179,7 @@ async def test_a_second_signal_kills_what_takes_too_long(python, events, run_dir
 
     async with asyncio.timeout(10):
         await running_task
-    assert ["killed by SIGKILL"] * 2 == [str(event.exit) for event in events.of(What.STOPPED)]
+    assert [str(event.exit) for event in events.of(What.STOPPED)] == ["killed by SIGKILL"] * 2
 
 
 async def test_supervise_ends_when_all_have_finished(python, events, run_dir):
@@ -188,4 +188,4 @@ async def test_supervise_ends_when_all_have_finished(python, events, run_dir):
 
     await supervise(Supervisor([work], run_dir=run_dir, on_event=events))
 
-    assert ["work"] == events.order(What.ENDED)
+    assert events.order(What.ENDED) == ["work"]

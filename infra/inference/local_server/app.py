@@ -1,0 +1,338 @@
+"""The HTTP face of the engine: vLLM's routes and words, our engine behind them.
+
+A closed connection ends its generation: the handler is cancelled, and with it the engine's future. What the protocol
+allows and this engine does not do (streams, several answers, penalties, stop texts) is refused, never ignored. It
+does not know torch; `serve` puts model, engine and server together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import TypeVar, get_args
+
+import msgspec
+import numpy as np
+import torch
+from aiohttp import web
+
+from infra.inference import vllm_wire as wire
+from infra.inference.base import (
+    PROCESSED_LOGPROBS,
+    Generation,
+    ModelPathMissing,
+    PauseMode,
+    PolicyError,
+    PolicyOverloaded,
+    PolicyRefused,
+    PolicyUnreachable,
+)
+from infra.inference.local_server.engine import Engine, EngineLimits, Request
+from infra.inference.local_server.weights import load_model
+from infra.inference.model_digest import TokenizerMissing, tokenizer_digest
+from schemas.transcript import Sampling
+
+log = logging.getLogger(__name__)
+
+Body = TypeVar("Body")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+#: Largest request body, bytes: a prompt of a million tokens.
+MAX_BODY_BYTES = 8 << 20
+#: How long other threads may keep the interpreter when the engine wants it back, seconds; Python's own 5 ms would be
+#: a good part of a step.
+SWITCH_INTERVAL_S = 0.0005
+#: Number formats by name.
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """What the server says about its model."""
+
+    name: str
+    root: Path
+    tokenizer_digest: str
+
+
+class PolicyServer:
+    """Routes over one engine; the engine is started and stopped by whoever made it."""
+
+    def __init__(self, engine: Engine, served: Served) -> None:
+        self._engine = engine
+        self._served = served
+
+    def application(self) -> web.Application:
+        """Return the routes."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
+        app.add_routes(
+            [
+                web.post(wire.GENERATE, self.generate),
+                web.post(wire.PAUSE, self.pause),
+                web.post(wire.RESUME, self.resume),
+                web.get("/is_paused", self.is_paused),
+                web.post(wire.COLLECTIVE_RPC, self.collective_rpc),
+                web.post(wire.UPDATE_WEIGHT_VERSION, self.update_weight_version),
+                web.post(wire.RESET_PREFIX_CACHE, self.reset_prefix_cache),
+                web.post(wire.ABORT_REQUESTS, self.abort_requests),
+                web.get(wire.WEIGHT_INFO, self.weight_info),
+                web.get(wire.MODELS, self.models),
+                web.get(wire.HEALTH, self.health),
+                web.get(wire.LOAD, self.load),
+            ]
+        )
+        return app
+
+    async def generate(self, http: web.Request) -> web.Response:
+        """Sample; the answer has vLLM's shape."""
+        body = await _read(http, wire.GenerateRequest)
+        if body.model not in {None, self._served.name}:
+            raise PolicyRefused(f"model {body.model!r} is not served here, {self._served.name!r} is")
+        request = _request(body)
+        generation = await asyncio.wrap_future(self._engine.submit(request))
+        return _json(_response(request.request_id, generation))
+
+    async def pause(self, http: web.Request) -> web.Response:
+        """Stop sampling; `mode` as in vLLM, whose default is `abort`."""
+        mode = http.query.get("mode", "abort")
+        for known in get_args(PauseMode):
+            if mode == known:
+                await asyncio.wrap_future(self._engine.pause(known))
+                return _json({"status": "paused"})
+        raise PolicyRefused(f"pause mode {mode!r} is none of {get_args(PauseMode)}")
+
+    async def resume(self, _: web.Request) -> web.Response:
+        """Sample on."""
+        await asyncio.wrap_future(self._engine.resume())
+        return _json({"status": "resumed"})
+
+    async def is_paused(self, _: web.Request) -> web.Response:
+        """Tell whether sampling is stopped."""
+        return _json({"is_paused": self._engine.paused})
+
+    async def collective_rpc(self, http: web.Request) -> web.Response:
+        """`reload_weights`, the one method of vLLM's workers that this engine has."""
+        call = await _read(http, wire.CollectiveRpc)
+        if call.method != "reload_weights":
+            raise PolicyRefused(f"method {call.method!r} is not known here; reload_weights is")
+        await asyncio.wrap_future(self._engine.reload(Path(call.kwargs.weights_path)))
+        return _json({"results": [None]})
+
+    async def update_weight_version(self, http: web.Request) -> web.Response:
+        """Label the weights in place; versions are numbers here."""
+        body = await _read(http, wire.NewVersion)
+        try:
+            version = wire.version_of(body.new_version)
+        except ValueError as error:
+            raise PolicyRefused(f"version {body.new_version!r} is not a number") from error
+        await asyncio.wrap_future(self._engine.label(version))
+        return _json({"success": True, "new_version": body.new_version})
+
+    async def reset_prefix_cache(self, http: web.Request) -> web.Response:
+        """Drop cached prefixes; `reset_running_requests=true` computes running requests anew."""
+        recompute = http.query.get("reset_running_requests", "false").lower() == "true"
+        await asyncio.wrap_future(self._engine.forget(recompute_running=recompute))
+        return _json({"success": True})
+
+    async def abort_requests(self, http: web.Request) -> web.Response:
+        """End generations by name, or all."""
+        body = await _read(http, wire.AbortRequests)
+        names = frozenset(body.request_ids) if body.request_ids else None
+        count = await asyncio.wrap_future(self._engine.abort(names))
+        return _json({"status": "aborted", "aborted": count})
+
+    async def weight_info(self, _: web.Request) -> web.Response:
+        """Tell the version in place."""
+        return _json(wire.WeightInfo(weight_version=wire.label(self._engine.version)))
+
+    async def models(self, _: web.Request) -> web.Response:
+        """Tell what is served."""
+        card = wire.ModelCard(
+            id=self._served.name,
+            max_model_len=self._engine.max_model_len,
+            root=str(self._served.root),
+            tokenizer_digest=self._served.tokenizer_digest,
+            dtype=self._engine.dtype,
+            logprobs_mode=PROCESSED_LOGPROBS,
+        )
+        return _json(wire.ModelList(data=[card]))
+
+    async def health(self, _: web.Request) -> web.Response:
+        """200 if the engine is able to sample, 503 with the reason if not."""
+        if (fault := self._engine.fault) is not None:
+            raise PolicyOverloaded(fault)
+        return web.Response()
+
+    async def load(self, _: web.Request) -> web.Response:
+        """Counters of the engine; `server_load` is vLLM's."""
+        stats = self._engine.stats
+        return _json({"server_load": stats.running + stats.waiting, **vars(stats)})
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn our errors into replies that the client turns back."""
+    try:
+        return await handler(request)
+    except (PolicyOverloaded, PolicyUnreachable) as error:
+        return _refuse(HTTPStatus.SERVICE_UNAVAILABLE, error)
+    except ModelPathMissing as error:
+        return _refuse(HTTPStatus.NOT_FOUND, error)
+    except PolicyError as error:
+        return _refuse(HTTPStatus.BAD_REQUEST, error)
+
+
+def _refuse(status: HTTPStatus, error: PolicyError) -> web.Response:
+    info = wire.ErrorInfo(message=str(error), type=type(error).__name__, code=int(status))
+    return _json(wire.ErrorReply(error=info), status=status)
+
+
+def _json(body: msgspec.Struct | dict[str, object], status: HTTPStatus = HTTPStatus.OK) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), content_type="application/json", status=status)
+
+
+async def _read(http: web.Request, kind: type[Body]) -> Body:
+    try:
+        return msgspec.json.decode(await http.read(), type=kind)
+    except msgspec.DecodeError as error:
+        raise PolicyRefused(f"the body is not a {kind.__name__}: {error}") from error
+
+
+def _request(body: wire.GenerateRequest) -> Request:
+    asked = body.sampling_params
+    unknown = {
+        "stream": body.stream,
+        "n": asked.n != 1,
+        "stop": bool(asked.stop),
+        "presence_penalty": asked.presence_penalty != 0,
+        "frequency_penalty": asked.frequency_penalty != 0,
+        "repetition_penalty": asked.repetition_penalty != 1,
+        "logprobs": bool(asked.logprobs),
+    }
+    if named := [name for name, given in unknown.items() if given]:
+        raise PolicyRefused(f"this engine does not do {', '.join(named)}; leave it out or serve the model with vLLM")
+    if asked.max_tokens < 1 or asked.temperature < 0 or not 0 < asked.top_p <= 1 or not 0 <= asked.min_p <= 1:
+        raise PolicyRefused(
+            f"max_tokens {asked.max_tokens}, temperature {asked.temperature}, top_p {asked.top_p} or min_p "
+            f"{asked.min_p} is out of range"
+        )
+    return Request(
+        request_id=body.request_id,
+        prompt=np.array(body.token_ids, dtype=np.int32),
+        sampling=Sampling(
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            top_k=max(asked.top_k, 0),
+            min_p=asked.min_p,
+            max_tokens=asked.max_tokens,
+        ),
+        seed=asked.seed or 0,
+        stop_token_ids=frozenset(asked.stop_token_ids),
+        max_tokens=asked.max_tokens,
+    )
+
+
+def _response(request_id: str, generation: Generation) -> wire.GenerateResponse:
+    ids, logprobs = generation.token_ids.tolist(), generation.logprobs.tolist()
+    choice = wire.Choice(
+        index=0,
+        finish_reason=generation.finish_reason,
+        token_ids=ids,
+        logprobs=wire.LogProbs(
+            content=[
+                wire.LogProb(token_id=token, logprob=logprob) for token, logprob in zip(ids, logprobs, strict=True)
+            ]
+        ),
+        weight_versions=[
+            wire.WeightVersion(version=wire.label(span.version), start=span.start, end=span.stop)
+            for span in generation.versions
+        ],
+    )
+    return wire.GenerateResponse(request_id=request_id, choices=[choice])
+
+
+async def start_site(app: web.Application, host: str, port: int) -> tuple[web.AppRunner, str]:
+    """Listen; port 0 takes a free one. Return the runner, to clean up, and the address."""
+    # Without handler_cancellation a closed connection would leave its generation running to the end.
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, host, port)
+    try:
+        await site.start()
+    except OSError as error:
+        await runner.cleanup()
+        raise OSError(
+            error.errno, f"cannot listen on {host}:{port}: {error.strerror}; give another --port, or 0 for a free one"
+        ) from error
+    address = runner.addresses[0]
+    return runner, f"http://{address[0]}:{address[1]}"
+
+
+def describe(directory: Path, name: str) -> Served:
+    """Return what the server says about a model directory; no tokenizer is an empty digest and a warning."""
+    try:
+        digest = tokenizer_digest(directory)
+    except TokenizerMissing as error:
+        log.warning("%s; nobody can check that prompts come from the right tokenizer", error)
+        digest = ""
+    return Served(name=name, root=directory.resolve(), tokenizer_digest=digest)
+
+
+def serve(
+    model_dir: Path,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    *,
+    name: str = "policy",
+    version: int = 0,
+    dtype: str = "float32",
+    threads: int = 1,
+    limits: EngineLimits | None = None,
+    ready: Callable[[str], None] | None = None,
+) -> None:
+    """Serve a model until SIGINT or SIGTERM.
+
+    Args:
+        model_dir: What `save_pretrained` wrote.
+        host: Address to listen on.
+        port: Port to listen on; 0 takes a free one.
+        name: Model name that requests carry.
+        version: Version of the weights in the directory.
+        dtype: Number format of the weights: float32, bfloat16 or float16.
+        threads: Threads of torch.
+        limits: How much to take on.
+        ready: Called with the address once requests are taken.
+
+    """
+    if dtype not in DTYPES:
+        raise PolicyRefused(f"dtype {dtype!r} is none of {', '.join(DTYPES)}")
+    torch.set_num_threads(threads)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    engine = Engine(load_model(model_dir, DTYPES[dtype]), limits=limits, version=version, threads=threads)
+    asyncio.run(_serve(engine, describe(model_dir, name), host, port, ready or _announce))
+
+
+async def _serve(engine: Engine, served: Served, host: str, port: int, ready: Callable[[str], None]) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    runner, url = await start_site(PolicyServer(engine, served).application(), host, port)
+    engine.start()
+    try:
+        ready(url)
+        await stop.wait()
+    finally:
+        # The engine first: it answers everyone who waits, so that cleaning up has no handler to wait for.
+        await asyncio.to_thread(engine.stop)
+        await runner.cleanup()
+
+
+def _announce(url: str) -> None:
+    log.info("the policy is served at %s", url)

@@ -1,0 +1,186 @@
+"""The JSON of vLLM's token-in, token-out protocol, as both our client and our local server speak it.
+
+Field names and meanings are vLLM's (`/inference/v1/generate`, development endpoints for weight updates); fields that
+neither side uses are left out, and a reader ignores fields it does not know. This file does no I/O.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+GENERATE = "/inference/v1/generate"
+PAUSE = "/pause"
+RESUME = "/resume"
+COLLECTIVE_RPC = "/collective_rpc"
+UPDATE_WEIGHT_VERSION = "/update_weight_version"
+WEIGHT_INFO = "/weight_info"
+RESET_PREFIX_CACHE = "/reset_prefix_cache"
+ABORT_REQUESTS = "/abort_requests"
+HEALTH = "/health"
+MODELS = "/v1/models"
+SERVER_INFO = "/server_info"
+LOAD = "/load"
+
+#: The label of weights that nobody has labelled: those the engine was started with.
+DEFAULT_VERSION = "default"
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How to draw, in vLLM's words."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    #: 0 and -1 are off.
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int = 16
+    #: Number of alternatives beside the sampled token; 0 asks for the sampled one's log-prob alone.
+    logprobs: int | None = None
+    seed: int | None = None
+    stop_token_ids: list[int] = []
+    #: Our stop ids are complete; the engine's own end-of-text id must not add to them.
+    ignore_eos: bool = False
+    #: Text is not wanted.
+    detokenize: bool = True
+    n: int = 1
+    stop: list[str] | str | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One prompt."""
+
+    token_ids: list[int]
+    sampling_params: SamplingParams
+    request_id: str = ""
+    model: str | None = None
+    #: Prompts of different salt share no cached prefix.
+    cache_salt: str | None = None
+    stream: bool = False
+
+
+class LogProb(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The sampled token of one position; older vLLM names it `token_id:N`, newer gives `token_id`."""
+
+    logprob: float
+    token_id: int | None = None
+    token: str | None = None
+
+    @property
+    def id(self) -> int | None:
+        """The token's id, however it was written; None if it is text."""
+        if self.token_id is not None or self.token is None:
+            return self.token_id
+        name, _, number = self.token.partition(":")
+        return int(number) if name == "token_id" and number.isdecimal() else None
+
+
+class LogProbs(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry per sampled token."""
+
+    content: list[LogProb] | None = None
+
+
+class WeightVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """Sampled tokens [start, end) drawn by weights of this label."""
+
+    version: str
+    start: int
+    end: int
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer."""
+
+    index: int
+    finish_reason: str | None
+    token_ids: list[int] | None = None
+    logprobs: LogProbs | None = None
+    weight_versions: list[WeightVersion] | None = None
+
+
+class GenerateResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The answers to one prompt."""
+
+    request_id: str
+    choices: list[Choice]
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """What is served; the last three fields are ours, and empty from vLLM."""
+
+    id: str
+    max_model_len: int | None = None
+    #: Directory the engine read the model from.
+    root: str | None = None
+    tokenizer_digest: str = ""
+    dtype: str = ""
+    logprobs_mode: str = ""
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is served."""
+
+    data: list[ModelCard]
+
+
+class WeightInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Label of the weights in place."""
+
+    weight_version: str
+
+
+class NewVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """Label to give to the weights in place."""
+
+    new_version: str
+
+
+class ReloadWeights(msgspec.Struct, frozen=True, kw_only=True):
+    """Arguments of vLLM's `reload_weights`."""
+
+    weights_path: str
+
+
+class CollectiveRpc(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of a method on all workers of the engine."""
+
+    method: str
+    kwargs: ReloadWeights
+
+
+class AbortRequests(msgspec.Struct, frozen=True, kw_only=True):
+    """Generations to end; none given means all."""
+
+    request_ids: list[str] | None = None
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong."""
+
+    message: str
+    type: str = ""
+    code: int | str | None = None
+
+
+class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of any reply that is not 2xx."""
+
+    error: ErrorInfo
+
+
+def label(version: int) -> str:
+    """Return a version as vLLM carries it."""
+    return str(version)
+
+
+def version_of(text: str) -> int:
+    """Return a label as a version: a number, or 0 for weights that nobody labelled.
+
+    Raises:
+        ValueError: The label is something else.
+
+    """
+    return 0 if text == DEFAULT_VERSION else int(text)

@@ -1,0 +1,36 @@
+"""`rollmill envhost`: serves environments of all installed families."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import click
+
+from infra.config import Config
+from infra.envhost.host import HostLimits
+from infra.envhost.server import serve
+from infra.service import set_up_logging
+from rollmill import output
+from stages.handlers.registry import environment
+
+
+@click.command("envhost")
+@click.option("--address", default=None, help="Where to listen: `unix:/path` or `http://HOST:PORT`.")
+@output.config_options
+def command(address: str | None, config: Config) -> None:
+    """Serve environments until stopped."""
+    set_up_logging()
+    output.run(_serve(address or config.envhost.address, config))
+
+
+async def _serve(address: str, config: Config) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    limits = HostLimits(capacity=config.envhost.capacity)
+    await serve(address, environment, stop=stop, limits=limits, started=_say)
+
+
+def _say(address: str) -> None:
+    click.echo(f"environment host at {address}")

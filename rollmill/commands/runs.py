@@ -1,0 +1,53 @@
+"""`rollmill runs`: the runs that the log knows, from their manifests."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from infra.clock import SystemClock
+from infra.config import Config
+from infra.connect import connected
+from infra.control import ControlView
+from rollmill import output
+from schemas.control import Credit, Cursor, PolicyVersion, RunManifest
+
+
+@click.command("runs")
+@output.json_option
+@output.config_options
+def command(as_json: bool, config: Config) -> None:
+    """List the runs."""
+    runs = output.run(_runs(config))
+    output.print_result({"runs": runs}, as_json, _show)
+
+
+async def _runs(config: Config) -> list[dict[str, Any]]:
+    async with connected(config.bus, client="runs") as bus:
+        view = ControlView(bus, SystemClock())
+        await view.start()
+        await view.close()
+        return [_describe(view, manifest) for manifest in view.all(RunManifest)]
+
+
+def _describe(view: ControlView, manifest: RunManifest) -> dict[str, Any]:
+    run = manifest.run
+    cursor, policy = view.get(f"cursor/{run}", Cursor), view.get(f"policy/{run}", PolicyVersion)
+    credit = view.get(f"credit/{run}", Credit)
+    return {
+        "run": run,
+        "created": datetime.fromtimestamp(manifest.created_ms / 1000, UTC).isoformat(timespec="seconds"),
+        "seed": manifest.seed,
+        "samples": manifest.samples,
+        "admitted": cursor.admitted if cursor else None,
+        "version": policy.version if policy else None,
+        "trainer": None if credit is None else "ended" if credit.closed else "open",
+    }
+
+
+def _show(result: dict[str, Any]) -> None:
+    columns = ("run", "created", "seed", "samples", "admitted", "version", "trainer")
+    rows = [["-" if row[column] is None else row[column] for column in columns] for row in result["runs"]]
+    output.print_table("runs", columns, rows)

@@ -1,0 +1,267 @@
+"""What decides that the right thing is trained: an outcome is graded from the episode that earned it.
+
+A model of INIT and RUN works against a real host while everything that can happen happens: crashes before and after
+each publication, redeliveries, several workers on one Episode, zombies that go on after a takeover, leases that run
+out, a host that restarts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+
+from infra.clock import VirtualClock
+from infra.envhost.host import EnvHost, HostLimits
+from infra.envhost.lease import Fenced
+from infra.envhost.protocol import Claimed, Closed, Create
+from infra.envhost.scripted import FastScriptedEnvironment, ScriptedEnvironment, ScriptedFactory
+from infra.errors import Failure
+from schemas.outcome import FailureKind
+
+SAMPLES = 3
+LIFE_S = 3600.0
+
+
+@dataclass
+class Init:
+    """An INIT worker between create and the end of its handling."""
+
+    task: tuple[int, int]
+    lease: str
+
+
+@dataclass
+class Worker:
+    """A RUN worker between claim and close, or a zombie of one."""
+
+    lease: str
+    token: int
+    number: int
+    actions: list[str] = field(default_factory=list)
+    verdict: dict | None = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """A Rollout in the log."""
+
+    lease: str
+    worker: int
+    actions: tuple[str, ...]
+    verdict: dict = field(hash=False)
+
+
+class Ownership(RuleBasedStateMachine):
+    """Hypothesis chooses who does what next; every rule is one step of one process."""
+
+    kind: type[ScriptedEnvironment] = FastScriptedEnvironment
+    inits = Bundle("inits")
+    episodes = Bundle("episodes")
+    workers = Bundle("workers")
+
+    @initialize()
+    def start(self) -> None:
+        self.runner = asyncio.Runner()
+        self.clock = VirtualClock()
+        self.factory = ScriptedFactory(self.kind)
+        self.reap_at_ms = self.clock.now_ms() + int(LIFE_S * 1000)
+        self.hosts = 0
+        self.numbers = 0
+        self.outputs: list[Output] = []
+        self.closed: set[str] = set()
+        """Leases of the running host that answered a close, each after an output."""
+        self.latest: dict[str, int] = {}
+        """Lease -> number of the worker whose claim is the valid one."""
+        self._start_host()
+
+    def _start_host(self) -> None:
+        self.hosts += 1
+        limits = HostLimits(capacity=50, threads=2)
+        self.host = EnvHost(self.factory, clock=self.clock, limits=limits, instance=f"host{self.hosts}")
+
+    def run(self, work):
+        """Run a call; return its result, or the error if it is one that the stages know."""
+
+        async def attempt():
+            try:
+                return await work
+            except (Failure, Fenced) as error:
+                return error
+
+        return self.runner.run(attempt())
+
+    def create(self, sample: int, attempt: int):
+        """Ask for a sample's environment; its seed is the sample, its payload carries nothing."""
+        request = Create(
+            run="run",
+            group="group",
+            sample=sample,
+            attempt=attempt,
+            family="scripted",
+            payload={},
+            seed=sample,
+            reap_at_ms=self.reap_at_ms,
+        )
+        return self.run(self.host.create(request))
+
+    # -- INIT -------------------------------------------------------------------------------------------------------
+
+    @rule(target=inits, sample=st.integers(0, SAMPLES - 1), attempt=st.integers(0, 1))
+    def init_creates(self, sample, attempt):
+        """A task is delivered, for the first time or again."""
+        answer = self.create(sample, attempt)
+        if isinstance(answer, Closed):
+            assert answer.lease in self.closed
+            return multiple()
+        assert answer.observation == f"start {sample}"
+        assert answer.lease not in self.closed
+        return Init((sample, attempt), answer.lease)
+
+    @rule(target=episodes, init=inits)
+    def init_publishes(self, init):
+        """The Episode is in the log; the worker may crash before it says `ready`, or publish it twice."""
+        return init.lease
+
+    @rule(init=consumes(inits))
+    def init_says_ready(self, init):
+        """The publication was acknowledged."""
+        self.run(self.host.ready(init.lease))
+
+    @rule(init=consumes(inits))
+    def init_crashes(self, init):
+        """Nothing more is heard of it; the task stays uncommitted and comes again."""
+
+    # -- RUN --------------------------------------------------------------------------------------------------------
+
+    @rule(target=workers, lease=episodes)
+    def run_claims(self, lease):
+        """An Episode is delivered: the first time, again after a crash, or to a second worker."""
+        answer = self.run(self.host.claim(lease))
+        if isinstance(answer, Closed):
+            assert any(output.lease == lease for output in self.outputs)
+            return multiple()
+        if isinstance(answer, Failure):
+            assert answer.kind is FailureKind.ENVIRONMENT_LOST
+            return multiple()
+        assert isinstance(answer, Claimed)
+        assert lease not in self.closed
+        self.numbers += 1
+        self.latest[lease] = self.numbers
+        return Worker(lease, answer.token, self.numbers)
+
+    @rule(worker=workers)
+    def run_steps(self, worker):
+        """One turn; a zombie's is refused, and only the sequence of one claim is counted."""
+        action = f"{worker.number}.{len(worker.actions)}"
+        answer = self.run(self.host.step(worker.lease, worker.token, {"text": action}))
+        if self._refused(worker, answer):
+            return
+        worker.actions.append(action)
+        assert answer.observation == f"{len(worker.actions)}"
+
+    @rule(worker=workers)
+    def run_takes_the_verdict(self, worker):
+        """The last call before the publication."""
+        answer = self.run(self.host.verdict(worker.lease, worker.token))
+        if not self._refused(worker, answer):
+            worker.verdict = answer
+            assert answer["actions"] == worker.actions
+
+    def _refused(self, worker, answer) -> bool:
+        if isinstance(answer, Failure):
+            assert answer.kind is FailureKind.ENVIRONMENT_LOST
+            return True
+        if isinstance(answer, Fenced):
+            assert self.latest[worker.lease] != worker.number or worker.lease in self.closed
+            return True
+        assert self.latest[worker.lease] == worker.number, "a zombie was let in"
+        assert worker.lease not in self.closed, "a closed lease was used"
+        return False
+
+    @rule(worker=workers)
+    def run_sends_a_heartbeat(self, worker):
+        """Nobody else's claim is kept alive by it."""
+        self._refused(worker, self.run(self.host.renew(worker.lease, worker.token)))
+
+    @rule(worker=workers)
+    def run_publishes(self, worker):
+        """The Rollout as the worker has it, also a zombie's: nobody prevents it."""
+        if worker.verdict is not None:
+            actions = tuple(worker.verdict["actions"])
+            self.outputs.append(Output(worker.lease, worker.number, actions, worker.verdict))
+
+    @rule(worker=consumes(workers))
+    def run_closes(self, worker):
+        """After the acknowledgement of its publication, which not every worker lived to see."""
+        if any(output.worker == worker.number for output in self.outputs):
+            answer = self.run(self.host.close(worker.lease, worker.token))
+            if answer is None:
+                assert self.latest[worker.lease] == worker.number
+                self.closed.add(worker.lease)
+
+    @rule(worker=consumes(workers))
+    def run_crashes(self, worker):
+        """Its Episode stays uncommitted and comes again."""
+
+    # -- the world --------------------------------------------------------------------------------------------------
+
+    @rule(seconds=st.sampled_from([1.0, 30.0, 61.0]), reap=st.booleans())
+    def time_passes(self, seconds, reap):
+        """Leases run out whether or not the host has looked."""
+        self.runner.run(self.clock.advance(seconds))
+        if reap:
+            self.runner.run(self._reap())
+
+    async def _reap(self) -> None:
+        self.host.reap()
+
+    @rule()
+    def host_restarts(self):
+        """Every lease is lost, those closed included."""
+        self.runner.run(self.host.stop())
+        self.closed.clear()
+        self._start_host()
+
+    @invariant()
+    def every_output_is_graded_from_the_episode_that_earned_it(self):
+        """The verdict's actions are those of the worker that carries it, all of one claim and in order."""
+        for output in getattr(self, "outputs", ()):
+            expected = [f"{output.worker}.{number}" for number in range(len(output.actions))]
+            assert list(output.actions) == expected
+
+    def teardown(self):
+        """Whatever happened, a redelivery of each task still leads to an output; then nothing stays open."""
+        for sample in range(SAMPLES):
+            self._finish(sample)
+        self.runner.run(self.host.stop())
+        assert self.host.counts().environments == 0
+        assert all(environment.closes == 1 for environment in self.factory.built)
+        self.runner.close()
+
+    def _finish(self, sample: int) -> None:
+        for attempt in (0, 1):
+            answer = self.create(sample, attempt)
+            if isinstance(answer, Closed):
+                continue
+            claim = self.run(self.host.claim(answer.lease))
+            assert isinstance(claim, Claimed)
+            self.run(self.host.step(answer.lease, claim.token, {"text": "last"}))
+            assert self.run(self.host.verdict(answer.lease, claim.token))["actions"] == ["last"]
+            assert self.run(self.host.close(answer.lease, claim.token)) is None
+            assert self.create(sample, attempt) == Closed(lease=answer.lease)
+
+
+class OwnershipInThreads(Ownership):
+    """The same for environments that run in threads."""
+
+    kind = ScriptedEnvironment
+
+
+TestOwnership = Ownership.TestCase
+TestOwnership.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestOwnershipInThreads = OwnershipInThreads.TestCase
+TestOwnershipInThreads.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)

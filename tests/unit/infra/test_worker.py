@@ -1,0 +1,244 @@
+"""The one loop that every stage runs on, on the in-memory log."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from infra.clock import SystemClock
+from infra.errors import BusError, Failure
+from infra.memory import MemoryBus
+from infra.stage import Done, Member, Stage
+from infra.wire import Publisher, unpack
+from infra.worker import Limits
+from schemas.messages import Episode, Task
+from schemas.outcome import Boundary, Failed, FailureKind
+from schemas.topics import DEAD, EPISODES, INIT_RETRY_5S, TABLE, TASKS, TRAJECTORIES
+from tests.logs import make_task, read_all, wait_until
+
+CLOCK = SystemClock()
+LIMITS = Limits(max_in_flight=8, poll_s=0.02, commit_every_s=0.02, drain_s=1.0)
+
+
+@pytest.fixture
+async def bus():
+    bus = MemoryBus()
+    await bus.create_topics(TABLE)
+    await bus.start()
+    yield bus
+    await bus.close()
+
+
+def member(bus, handle, *, limits=LIMITS):
+    stage = Stage(name="init", sources=(TASKS, INIT_RETRY_5S), sink=EPISODES, handle=handle)
+    return Member(stage, bus, CLOCK, worker="init-test", limits=limits, first=True)
+
+
+async def opened(task: Task) -> Done[Episode]:
+    return Done(Episode(task=task, host="local:", lease=f"lease-{task.sample}", messages=()))
+
+
+async def publish(bus, count, **changes):
+    publisher = Publisher(bus, CLOCK, "test")
+    for sample in range(count):
+        await publisher.publish(TASKS, make_task(sample=sample, samples=count, **changes))
+
+
+async def episodes(bus):
+    return [(await unpack(EPISODES, record)).message for record in await read_all(bus, EPISODES)]
+
+
+async def committed(bus):
+    return sum(progress.offset for progress in (await bus.committed("init", TASKS.name)).values())
+
+
+async def stopped(worker, running):
+    worker.stop()
+    await asyncio.wait_for(running, 5)
+
+
+async def test_every_task_becomes_one_output_and_is_committed(bus):
+    """The plain path: publish, handle, publish, commit."""
+    worker = member(bus, opened)
+    await publish(bus, 20)
+
+    running = asyncio.create_task(worker.run())
+    await wait_until(lambda: committed(bus), 20)
+    await stopped(worker, running)
+
+    assert set(range(20)) == {episode.task.sample for episode in await episodes(bus)}
+
+
+async def test_jobs_of_one_partition_run_at_once(bus):
+    """A slow record does not hold up the ones behind it."""
+    gate, seen = asyncio.Event(), []
+
+    async def handle(task):
+        seen.append(task.sample)
+        if task.sample == 0:
+            await gate.wait()
+        return await opened(task)
+
+    worker = member(bus, handle)
+    await publish(bus, 5)
+    running = asyncio.create_task(worker.run())
+    await wait_until(lambda: len(seen), 5)
+    gate.set()
+    await stopped(worker, running)
+
+    assert len(await episodes(bus)) == 5
+
+
+async def test_an_unfinished_record_is_handed_out_again_after_a_stop(bus):
+    """What did not end within the drain is not committed, and nothing else is repeated."""
+    never, seen = asyncio.Event(), []
+
+    async def stuck(task):
+        if task.sample == 1:
+            await never.wait()
+        return await opened(task)
+
+    async def again(task):
+        seen.append(task.sample)
+        return await opened(task)
+
+    first = member(bus, stuck, limits=Limits(max_in_flight=8, poll_s=0.02, commit_every_s=0.02, drain_s=0.0))
+    await publish(bus, 3)
+    running = asyncio.create_task(first.run())
+    await wait_until(lambda: committed(bus), 2)
+    await stopped(first, running)
+    second = member(bus, again)
+    running = asyncio.create_task(second.run())
+    await wait_until(lambda: committed(bus), 3)
+    await stopped(second, running)
+
+    assert [1] == seen
+
+
+async def test_an_output_is_settled_after_it_is_in_the_log(bus):
+    """The order at the end of a job: publish, acknowledged, settle."""
+    found = []
+
+    async def handle(task):
+        async def settle():
+            found.append(len(await read_all(bus, EPISODES)))
+
+        done = await opened(task)
+        return Done(done.message, settle)
+
+    worker = member(bus, handle)
+    await publish(bus, 1)
+    running = asyncio.create_task(worker.run())
+    await wait_until(lambda: len(found), 1)
+    await stopped(worker, running)
+
+    assert [1] == found
+
+
+async def test_a_failure_of_the_system_is_tried_again_and_then_ends_as_failed(bus):
+    """Three attempts, then a terminal record with the cause and no reward."""
+    attempts = []
+
+    async def handle(task):
+        attempts.append(task.attempt)
+        raise Failure(FailureKind.INFRASTRUCTURE, Boundary.ENVIRONMENT, "the host burns")
+
+    worker = member(bus, handle)
+    await publish(bus, 1)
+    running = asyncio.create_task(worker.run())
+    await wait_until(lambda: len(attempts), 2, limit_s=8)
+    await stopped(worker, running)
+    retries = [(await unpack(INIT_RETRY_5S, record)).message for record in await read_all(bus, INIT_RETRY_5S)]
+
+    assert [1, 2] == [task.attempt for task in retries]
+
+
+async def test_a_failure_that_would_repeat_ends_the_sample_at_once(bus):
+    """A bad task is not tried again."""
+
+    async def handle(task):
+        raise Failure(FailureKind.INVALID_TASK, Boundary.TASK, "unknown family 'chess'; known: keydoor")
+
+    worker = member(bus, handle)
+    await publish(bus, 1)
+    running = asyncio.create_task(worker.run())
+    await wait_until(lambda: committed(bus), 1)
+    await stopped(worker, running)
+    (record,) = await read_all(bus, TRAJECTORIES)
+    trajectory = (await unpack(TRAJECTORIES, record)).message
+
+    assert isinstance(trajectory.outcome, Failed)
+    assert "chess" in trajectory.outcome.cause
+
+
+async def test_a_bug_in_a_handler_is_a_failure_and_the_stage_goes_on(bus):
+    """An unexpected exception costs its own sample an attempt and nothing else."""
+
+    async def handle(task):
+        if task.sample == 0:
+            raise ZeroDivisionError("oops")
+        return await opened(task)
+
+    worker = member(bus, handle)
+    await publish(bus, 4)
+    running = asyncio.create_task(worker.run())
+    await wait_until(lambda: committed(bus), 4)
+    await stopped(worker, running)
+
+    assert {1, 2, 3} == {episode.task.sample for episode in await episodes(bus)}
+    assert len(await read_all(bus, INIT_RETRY_5S)) == 1
+
+
+async def test_unreadable_bytes_go_to_dead_with_their_origin_and_the_stream_goes_on(bus):
+    """Poison is kept as it was, and nobody waits behind it."""
+    await bus.publish(TASKS.name, b"\xc1 not msgpack", key=b"k", partition=3, headers=(("mine", b"1"),))
+    await publish(bus, 2)
+    worker = member(bus, opened)
+    running = asyncio.create_task(worker.run())
+    await wait_until(lambda: committed(bus), 3)
+    await stopped(worker, running)
+    (dead,) = await read_all(bus, DEAD)
+
+    assert (b"\xc1 not msgpack", b"k", 3) == (dead.value, dead.key, dead.partition)
+    assert {"mine": b"1", "x-orig-topic": b"tasks", "x-orig-offset": b"0"}.items() <= dict(dead.headers).items()
+    assert len(await episodes(bus)) == 2
+
+
+async def test_a_task_past_its_start_limit_expires_without_being_started(bus):
+    """`start_by` is checked before the handler sees the task."""
+    started = []
+
+    async def handle(task):
+        started.append(task)
+        return await opened(task)
+
+    worker = member(bus, handle)
+    await publish(bus, 1, start_by_ms=1)
+    running = asyncio.create_task(worker.run())
+    await wait_until(lambda: committed(bus), 1)
+    await stopped(worker, running)
+    (record,) = await read_all(bus, TRAJECTORIES)
+
+    assert "deadline" in (await unpack(TRAJECTORIES, record)).message.outcome.cause
+    assert [] == started
+
+
+async def test_a_log_that_refuses_ends_the_worker_and_commits_nothing(bus):
+    """Nothing is lost when an output cannot be written: the record is handed out again."""
+
+    class Refusing(MemoryBus):
+        async def publish(self, topic, value, **where):
+            if topic == EPISODES.name:
+                raise BusError("the disk is full")
+            return await super().publish(topic, value, **where)
+
+    refusing = Refusing()
+    await refusing.create_topics(TABLE)
+    await publish(refusing, 1)
+    worker = member(refusing, opened)
+
+    with pytest.raises(BusError, match="disk is full"):
+        await asyncio.wait_for(worker.run(), 5)
+
+    assert await committed(refusing) == 0

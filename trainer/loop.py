@@ -1,0 +1,491 @@
+"""The trainer's loop: trajectories in offset order -> decisions -> steps -> versions -> credit.
+
+Per step: the decision is written and read back (it counts), the optimizer moves, a checkpoint is written, the version
+is announced, credit is given. A trainer that dies anywhere in between is followed by one that takes the run over,
+loads the last checkpoint, reads `trajectories` again from its `low`, makes every recorded step again from the same
+batches without writing it, and only then decides anew. Dropped groups that are already recorded are not written again.
+
+No clock decides what is trained on: a time limit only ends the run, and the end is a record. The model's work runs in
+one thread of its own, so that the log's connection lives on; a cancelled run waits for that thread (it gives up
+between two passes), never leaves it writing beside a successor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from infra.bus import Bus, Reader, Record, TopicPartition
+from infra.clock import Clock
+from infra.errors import ConfigError, RollmillError
+from infra.inference.model_digest import TokenizerMissing, tokenizer_digest
+from infra.wire import Publisher, unpack
+from schemas.codec import DecodeError
+from schemas.decisions import GroupDropped, RunEnded, StepDecided, TrainerStarted
+from schemas.partition import partition_for
+from schemas.topics import CONTROL, METRICS, TRAJECTORIES
+from trainer import checkpoint
+from trainer.announce import Announcer
+from trainer.batching import sequences
+from trainer.config import RunConfig
+from trainer.credit import credit
+from trainer.decision_log import DecisionLog, read_decisions
+from trainer.groups import AssemblerState, Dropped, Event, GroupAssembler, GroupRules, Step
+from trainer.history import History
+from trainer.learner import Interrupted, Learner, StepBatch, StepMetrics
+from trainer.progress import Meter, Progress
+from trainer.run_lock import RunLock
+from trainer.state import TrainerState
+from trainer.terminal import Terminal, terminal
+from trainer.weights import weights_digest
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+POLL_S = 0.25
+"""One poll for trajectories lasts at most this long, in seconds: a stop is seen within it."""
+
+MAX_RECORDS = 64
+"""Most records of one poll."""
+
+FIXED = ("seed", "tokenizer_digest", "model_digest")
+"""What a resumed run must share with its beginning."""
+
+
+class OtherTokenizer(RollmillError):
+    """Trajectories were sampled with another tokenizer or chat template than the model's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """How a run ended."""
+
+    reason: str
+    """Why."""
+    steps: int
+    """Steps made in all."""
+    version: int
+    """Last version announced."""
+    directory: str
+    """Its model directory."""
+    progress: Progress
+    """The last figures."""
+
+
+async def run(
+    config: RunConfig,
+    bus: Bus,
+    clock: Clock,
+    *,
+    resume: bool = False,
+    stop: asyncio.Event | None = None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> RunResult:
+    """Train a run to its end.
+
+    Args:
+        config: the run.
+        bus: the log, connected.
+        clock: for limits and rates.
+        resume: go on with a run that was started before; without it such a run is refused.
+        stop: ends the run in good order when set.
+        on_progress: told what changes.
+
+    Raises:
+        ConfigError: the run cannot start like this.
+        trainer.decision_log.Fenced: another trainer took over.
+    """
+    with RunLock(config.directory):
+        trainer = Trainer(config, bus, clock, on_progress)
+        try:
+            await trainer.take_over(resume=resume)
+            reason = await trainer.train(stop or asyncio.Event())
+            return await trainer.end(reason)
+        finally:
+            await trainer.close()
+
+
+class Trainer:
+    """One trainer at work on one run."""
+
+    _learner: Learner
+    _assembler: GroupAssembler
+    _announcer: Announcer
+
+    def __init__(self, config: RunConfig, bus: Bus, clock: Clock, on_progress: Callable[[Progress], None]) -> None:
+        self._config = config
+        self._bus = bus
+        self._clock = clock
+        self._on_progress = on_progress
+        self._publisher = Publisher(bus, clock, "trainer")
+        self._log = DecisionLog(bus, clock, self._publisher, config.run)
+        self._meter = Meter(clock, Progress(run=config.run, max_steps=config.stop.max_steps))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="learner")
+        self._cancelled = threading.Event()
+        self._tokenizer = _tokenizer(config)
+        self._granted = -1
+        self._last = fresh_state(config.run, config.start)
+        self._saved = -1
+        self._directory = ""
+
+    # ---- beginning
+
+    async def take_over(self, *, resume: bool) -> None:
+        """Become the run's trainer, and stand where its last checkpoint stood."""
+        self._show(phase="starting")
+        identity = await self._load()
+        history = History.of(await read_decisions(self._bus, self._clock, self._config.run))
+        saved = checkpoint.latest(self._config.checkpoints_directory, history.holds)
+        self._refuse(history, identity, resume=resume, checkpoints=saved is not None)
+        begin = await self._first_offset() if history.start is None else history.start
+        started = TrainerStarted(
+            run=self._config.run,
+            config={**self._config.model_dump(mode="json"), **identity},
+            start=begin,
+            step=saved.state.step if saved else 0,
+        )
+        # Another trainer may have decided since: only what lies before our own record is the past.
+        history = History.of(await self._log.take_over(started))
+        if saved is not None:
+            await self._heavy(lambda: self._learner.restore(saved.weights, saved.optimizer()))
+            self._last, self._saved = saved.state, saved.state.step
+        else:
+            self._last = fresh_state(self._config.run, begin)
+        self._stand(history)
+        log.info("run %s: epoch %d, step %d, %d recorded steps to make again", *self._where(history))
+        if not self._assembler.catching_up:
+            await self._publish_weights()
+            await self._grant()
+
+    async def _load(self) -> dict[str, str]:
+        """Load the model and return what names it."""
+        config = self._config
+        self._learner = await self._heavy(
+            lambda: Learner(
+                config.model, config.algorithm, seed=config.seed, threads=config.threads, device=config.device
+            )
+        )
+        weights = await self._heavy(self._learner.weights)
+        return {"tokenizer_digest": self._tokenizer, "model_digest": weights_digest(weights)}
+
+    def _refuse(self, history: History, identity: dict[str, str], *, resume: bool, checkpoints: bool) -> None:
+        """Raise ConfigError if this configuration cannot go on from this history."""
+        name, where = self._config.run, self._config.checkpoints_directory
+        if history.started and not resume:
+            raise ConfigError(
+                f"run {name!r} has been started before ({len(history.steps)} steps decided): give --resume to go on "
+                f"with it, or another name in `run`"
+            )
+        if not checkpoints and checkpoint.latest(where) is not None:
+            raise ConfigError(
+                f"{where} holds checkpoints whose steps are not in the log: this is another log, or another run's "
+                f"directory. Give the run a `directory` of its own, or the bootstrap address of its log"
+            )
+        ours = {**identity, "seed": self._config.seed}
+        for key in FIXED if history.started else ():
+            if history.config.get(key) != ours[key]:
+                raise ConfigError(
+                    f"run {name!r} began with {key} = {history.config.get(key)!r}, now it is {ours[key]!r}: a run "
+                    f"cannot change it; start a new run"
+                )
+
+    def _stand(self, history: History) -> None:
+        config = self._config
+        self._assembler = GroupAssembler(
+            GroupRules.of(config.algorithm, config.stop.success_groups),
+            self._last.assembler,
+            script=history.script(self._last.step),
+            versions=history.made_by,
+        )
+        self._announcer = Announcer(
+            self._log,
+            self._publisher,
+            run=config.run,
+            model=config.model,
+            directory=config.versions_directory,
+            keep=config.checkpoints.keep_versions,
+            known=history.versions,
+        )
+        self._show(step=self._assembler.steps)
+
+    def _where(self, history: History) -> tuple[str, int, int, int]:
+        return self._config.run, self._log.epoch, self._last.step, len(history.steps) - self._last.step
+
+    async def _first_offset(self) -> int:
+        begins = await self._bus.begin_offsets(TRAJECTORIES.name)
+        return max(self._config.start, begins.get(_partition(self._config.run).partition, 0))
+
+    # ---- training
+
+    async def train(self, stop: asyncio.Event) -> str:
+        """Read and train until the run has ended; return why."""
+        partition = _partition(self._config.run)
+        began = self._clock.monotonic()
+        reader = await self._bus.read({partition: self._assembler.position})
+        try:
+            while (reason := self._reason_to_end(stop, began)) is None:
+                await self._log.check()
+                self._show(phase="catching up" if self._assembler.catching_up else "waiting")
+                for record in await self._poll(reader):
+                    await self._take(record)
+                    if self._reason_to_end(stop, began) is not None:
+                        break
+                await self._grant()
+        finally:
+            await reader.close()
+        return reason
+
+    async def _poll(self, reader: Reader) -> Sequence[Record]:
+        asked = self._clock.monotonic()
+        records = await reader.poll(MAX_RECORDS, POLL_S)
+        self._meter.idle(self._clock.monotonic() - asked)
+        return records
+
+    def _reason_to_end(self, stop: asyncio.Event, began: float) -> str | None:
+        limits, assembler = self._config.stop, self._assembler
+        if not assembler.caught_up:
+            return None
+        recent = assembler.recent
+        if assembler.steps >= limits.max_steps:
+            return f"{limits.max_steps} steps made"
+        if limits.success is not None and len(recent) == limits.success_groups:
+            success = sum(recent) / len(recent)
+            if success >= limits.success:
+                return f"success {success:.3f} over {len(recent)} groups"
+        if self._meter.dropped_in_a_row >= limits.max_dropped:
+            return f"{limits.max_dropped} groups dropped without a step: the task is too easy or too hard"
+        if limits.time_limit_s is not None and self._clock.monotonic() - began >= limits.time_limit_s:
+            return f"time limit of {limits.time_limit_s:.0f} s"
+        return "stopped" if stop.is_set() else None
+
+    async def _take(self, record: Record) -> None:
+        found = await self._terminal(record)
+        if found is None:
+            return
+        for event in self._assembler.feed(found):
+            await self._act(event)
+        recent = self._assembler.recent
+        self._show(
+            buffered=self._assembler.kept,
+            partial=self._assembler.open_groups,
+            recent_success=sum(recent) / len(recent) if recent else 0.0,
+            recent_groups=len(recent),
+        )
+
+    async def _terminal(self, record: Record) -> Terminal | None:
+        """Return the record if it is a trajectory of this run."""
+        try:
+            received = await unpack(TRAJECTORIES, record)
+        except DecodeError as error:
+            log.warning("`trajectories` offset %d is not a trajectory, ignored: %s", record.offset, error)
+            return None
+        trajectory = received.message
+        if trajectory.task.run != self._config.run:
+            return None
+        if trajectory.tokenizer_digest and trajectory.tokenizer_digest != self._tokenizer:
+            raise OtherTokenizer(
+                f"{trajectory.task.group}/{trajectory.task.sample} at offset {record.offset} was sampled with "
+                f"tokenizer {trajectory.tokenizer_digest[:12]}, the model in {self._config.model} has "
+                f"{self._tokenizer[:12]}: let RUN and trainer use the same model directory"
+            )
+        return terminal(received, self._config.algorithm.overlong)
+
+    async def _act(self, event: Event) -> None:
+        match event:
+            case Dropped():
+                await self._drop(event)
+            case Step():
+                await self._step(event)
+
+    async def _drop(self, event: Dropped) -> None:
+        if not event.recorded:
+            await self._log.write(
+                GroupDropped(
+                    run=self._config.run,
+                    epoch=self._log.epoch,
+                    position=event.position,
+                    group=event.group.id,
+                    reason=event.reason,
+                    members=tuple(t.ref for t in event.group.completed),
+                )
+            )
+        self._meter.drop(event)
+
+    async def _step(self, step: Step) -> None:
+        if step.recorded is None:
+            await self._log.write(self._decision(step))
+        else:
+            check_same(step, step.recorded)
+        self._show(phase="training")
+        asked = self._clock.monotonic()
+        metrics = await self._heavy(lambda: self._learn(step))
+        took_s = self._clock.monotonic() - asked
+        self._last = TrainerState(
+            run=self._config.run,
+            epoch=self._log.epoch,
+            digest=step.digest,
+            decisions=self._log.last_offset,
+            assembler=self._assembler.state(),
+        )
+        if step.number % self._config.checkpoints.every == 0:
+            await self._save()
+        if not self._assembler.catching_up:
+            await self._publish_weights()
+            await self._grant()
+        points = self._meter.step(step, metrics, took_s)
+        await self._publisher.publish(METRICS, self._meter.metrics(points))
+        self._show()
+
+    def _decision(self, step: Step) -> StepDecided:
+        return StepDecided(
+            run=self._config.run,
+            epoch=self._log.epoch,
+            step=step.number,
+            position=step.position,
+            members=step.members,
+            digest=step.digest,
+            advantage_digest=step.advantage_digest,
+            buffered=step.buffered,
+        )
+
+    def _learn(self, step: Step) -> StepMetrics:
+        """Train on a step; blocking."""
+        advantages = iter(step.advantages.tolist())
+        groups = []
+        for group in step.groups:
+            found = []
+            for sample in group.completed:
+                advantage = next(advantages)
+                if sample.transcript is None:
+                    continue
+                found += sequences(
+                    sample.transcript,
+                    advantage,
+                    # The assembler has already counted this step; the lag is to the weights that it begins with.
+                    lag=lambda version: self._assembler.lag(version) - 1,
+                    max_lag=self._config.algorithm.max_lag,
+                    vocabulary=self._learner.vocabulary,
+                )
+            groups.append(tuple(found))
+        return self._learner.step(StepBatch(step=step.number, groups=tuple(groups)), self._cancelled.is_set)
+
+    # ---- what follows a step
+
+    async def _save(self) -> None:
+        state, parent = self._last, self._config.checkpoints_directory
+
+        def write() -> None:
+            checkpoint.save(parent, state, self._learner.weights(), self._learner.optimizer_bytes())
+            checkpoint.prune(parent, self._config.checkpoints.keep)
+
+        await self._heavy(write)
+        self._saved = state.step
+
+    async def _publish_weights(self) -> None:
+        step = self._assembler.steps
+        directory, digest = await self._heavy(lambda: self._announcer.write(step, self._learner.weights()))
+        version = await self._announcer.announce(step, directory, digest)
+        self._assembler.published(version, step)
+        self._directory = str(directory)
+        self._show(version=version)
+
+    async def _grant(self, *, closed: bool = False) -> None:
+        """Tell the feeder how far it may go, if that has changed."""
+        if self._assembler.catching_up or (self._assembler.resolved == self._granted and not closed):
+            return
+        now = credit(
+            self._config.run,
+            self._log.epoch,
+            self._config.algorithm,
+            resolved=self._assembler.resolved,
+            step=self._assembler.steps,
+            versions=self._assembler.versions,
+            closed=closed,
+        )
+        await self._publisher.publish_control(CONTROL, now)
+        self._granted = self._assembler.resolved
+
+    # ---- end
+
+    async def end(self, reason: str) -> RunResult:
+        """Write the end down and close the run's credit."""
+        if self._saved != self._last.step:
+            await self._save()
+        await self._log.write(
+            RunEnded(
+                run=self._config.run,
+                epoch=self._log.epoch,
+                position=self._assembler.position,
+                step=self._assembler.steps,
+                reason=reason,
+                unused=self._assembler.buffered(),
+            )
+        )
+        await self._grant(closed=True)
+        self._show(phase=f"ended: {reason}")
+        return RunResult(
+            reason=reason,
+            steps=self._assembler.steps,
+            version=self._meter.now.version,
+            directory=self._directory,
+            progress=self._meter.now,
+        )
+
+    async def close(self) -> None:
+        """Give up connections and the learner's thread."""
+        await self._log.close()
+        self._thread.shutdown(wait=False)
+
+    async def _heavy(self, work: Callable[[], T]) -> T:
+        """Run blocking work in the learner's thread, and never leave it running behind."""
+        future = asyncio.get_running_loop().run_in_executor(self._thread, functools.partial(work))
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            self._cancelled.set()
+            await asyncio.wait({future})
+            with suppress(Interrupted):
+                await future
+            raise
+
+    def _show(self, **changes: object) -> None:
+        self._meter.now = replace(self._meter.now, **changes)  # type: ignore[arg-type]
+        self._on_progress(self._meter.now)
+
+
+def check_same(step: Step, recorded: StepDecided) -> None:
+    """Raise RollmillError unless a step that is made again is the one that was recorded."""
+    if (step.digest, step.advantage_digest) == (recorded.digest, recorded.advantage_digest):
+        return
+    pairs = zip(step.members, recorded.members, strict=False)
+    first = next((f"{ours} is now, {theirs} was recorded" for ours, theirs in pairs if ours != theirs), "advantages")
+    raise RollmillError(
+        f"step {step.number} cannot be made again as it was recorded; first difference: {first}. If the reward's "
+        f"shaping or the estimator was changed, change it back until the recorded steps are made"
+    )
+
+
+def fresh_state(run: str, start: int) -> TrainerState:
+    """Return the state before the first step of a run whose records begin at an offset."""
+    return TrainerState(
+        run=run, epoch=-1, digest="", decisions=-1, assembler=AssemblerState(low=start, position=start, steps=0)
+    )
+
+
+def _partition(run: str) -> TopicPartition:
+    return TopicPartition(TRAJECTORIES.name, partition_for(run, TRAJECTORIES.partitions))
+
+
+def _tokenizer(config: RunConfig) -> str:
+    try:
+        return tokenizer_digest(config.model)
+    except TokenizerMissing as error:
+        raise ConfigError(str(error)) from error

@@ -1,0 +1,153 @@
+"""What a run is doing, for people: counters, the last step, and the same as points for `metrics`.
+
+Nothing here decides anything. Rates use the clock of the loop; idle is the time in which no record was there to read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+
+import numpy as np
+
+from infra.clock import Clock
+from schemas.telemetry import MetricPoint, Metrics
+from trainer.groups import Dropped, Step
+from trainer.learner import StepMetrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """A run at one moment."""
+
+    run: str
+    """The run."""
+    phase: str = "starting"
+    """`starting`, `catching up`, `waiting`, `training`, `ended: <reason>`."""
+    step: int = 0
+    """Steps made."""
+    max_steps: int = 0
+    """Steps to make."""
+    version: int = 0
+    """Version of the weights that was announced last."""
+    kept: int = 0
+    """Groups trained on by this trainer."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Groups dropped by this trainer, by reason."""
+    buffered: int = 0
+    """Complete groups that wait for their step."""
+    partial: int = 0
+    """Groups some of whose siblings have ended."""
+    recent_success: float = 0.0
+    """Mean success of the last complete groups, kept and dropped."""
+    recent_groups: int = 0
+    """How many groups that is over."""
+    reward: float = 0.0
+    """Mean shaped reward of the last step's batch."""
+    success: float = 0.0
+    """Mean success of the last step's batch."""
+    excluded: float = 0.0
+    """Share of its siblings that failed, expired or were cancelled."""
+    idle_share: float = 0.0
+    """Share of the time since the step before in which there was nothing to read."""
+    tokens_per_s: float = 0.0
+    """Sampled tokens of the batch per second since the step before."""
+    step_s: float = 0.0
+    """Time that the optimizer took, seconds."""
+    last: StepMetrics = field(default_factory=StepMetrics)
+    """Of the last step."""
+
+
+@dataclass
+class Meter:
+    """Collects what `Progress` shows."""
+
+    clock: Clock
+    now: Progress
+    _since: float = 0.0
+    _idle: float = 0.0
+    _dropped: Counter[str] = field(default_factory=Counter)
+    _dropped_since: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._since = self.clock.monotonic()
+
+    @property
+    def dropped_in_a_row(self) -> int:
+        """Groups dropped since the last step."""
+        return sum(self._dropped_since.values())
+
+    def idle(self, seconds: float) -> None:
+        """Count time in which nothing was there to read."""
+        self._idle += seconds
+
+    def drop(self, event: Dropped) -> None:
+        """Count a dropped group."""
+        self._dropped[event.reason.value] += 1
+        self._dropped_since[event.reason.value] += 1
+        self.now = replace(self.now, dropped=dict(self._dropped))
+
+    def step(self, step: Step, metrics: StepMetrics, took_s: float) -> tuple[MetricPoint, ...]:
+        """Take a finished step and return its points."""
+        elapsed = max(self.clock.monotonic() - self._since, 1e-9)
+        graded = step.terminals
+        siblings = len(graded) + sum(group.excluded for group in step.groups)
+        self.now = replace(
+            self.now,
+            step=step.number,
+            kept=self.now.kept + len(step.groups),
+            reward=float(np.mean([t.reward for t in graded])),
+            success=float(np.mean([t.success for t in graded])),
+            excluded=1 - len(graded) / siblings,
+            idle_share=min(1.0, self._idle / elapsed),
+            tokens_per_s=metrics.tokens / elapsed,
+            step_s=took_s,
+            last=metrics,
+        )
+        points = self._points(step)
+        self._since, self._idle = self.clock.monotonic(), 0.0
+        self._dropped_since.clear()
+        return points
+
+    def _points(self, step: Step) -> tuple[MetricPoint, ...]:
+        at_ms, now = self.clock.now_ms(), self.now
+        values = {
+            "trainer.reward_mean": now.reward,
+            "trainer.success_mean": now.success,
+            "trainer.recent_success_mean": now.recent_success,
+            "trainer.groups_kept": float(len(step.groups)),
+            "trainer.excluded_share": now.excluded,
+            "trainer.idle_share": now.idle_share,
+            "trainer.tokens_per_s": now.tokens_per_s,
+            "trainer.step_s": now.step_s,
+            **{_STEP_NAMES[name]: float(value) for name, value in asdict(now.last).items()},
+        }
+        plain = [MetricPoint(name=name, value=v, at_ms=at_ms, step=step.number) for name, v in values.items()]
+        dropped = [
+            MetricPoint(
+                name="trainer.groups_dropped", value=float(n), at_ms=at_ms, step=step.number, labels={"reason": reason}
+            )
+            for reason, n in sorted(self._dropped_since.items())
+        ]
+        return (*plain, *dropped)
+
+    def metrics(self, points: tuple[MetricPoint, ...]) -> Metrics:
+        """Return points as a message."""
+        return Metrics(run=self.now.run, service="trainer", points=points)
+
+
+_STEP_NAMES = {
+    "loss": "trainer.loss",
+    "grad_norm": "trainer.grad_norm",
+    "entropy": "trainer.entropy_nats",
+    "clip_share": "trainer.clip_share",
+    "kl": "trainer.kl_nats",
+    "weight": "trainer.importance_weight_mean",
+    "mismatch": "trainer.mismatch_lag0_nats",
+    "lag_mean": "trainer.lag_mean_steps",
+    "lag_max": "trainer.lag_max_steps",
+    "tokens": "trainer.tokens",
+    "masked_share": "trainer.masked_share",
+    "optimizer_steps": "trainer.optimizer_steps",
+}

@@ -1,0 +1,275 @@
+"""Replay from the trainer: make every recorded step again from the log, and compare digests.
+
+Reads `decisions` and `trajectories` of a run, nothing else: no control record, no file, no clock, no tensors. A step
+is equal if the batch and its advantages are the same to the bit, decided at the same position. After a step that
+differs, replay goes on from what was recorded, so that each step is judged for itself. When a run was resumed with
+other rules, the drops of the trainer before are obeyed, as the trainer that resumed did.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from infra.bus import Bus, TopicPartition
+from infra.clock import Clock
+from infra.errors import ConfigError, WaitTimeout
+from infra.wire import unpack
+from schemas.batch import batch_digest
+from schemas.codec import DecodeError
+from schemas.decisions import DropReason, StepDecided
+from schemas.partition import partition_for
+from schemas.topics import TRAJECTORIES
+from trainer.advantages import soft_overlong
+from trainer.config import AlgorithmConfig
+from trainer.decision_log import read_decisions
+from trainer.groups import AssemblerState, Dropped, GroupAssembler, GroupRules, Script, Step
+from trainer.history import History
+from trainer.terminal import Terminal, terminal
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 60.0
+"""Longest wait for the next records that are known to be in the log, in seconds."""
+
+POLL_S = 0.5
+MAX_RECORDS = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepComparison:
+    """One recorded step against the same step made again."""
+
+    step: int
+    """Number of the step."""
+    recorded: str
+    """Batch digest in the log."""
+    found: str
+    """Batch digest made again; empty if no step was decided."""
+    cause: str
+    """What differs first; empty if nothing does."""
+
+    @property
+    def equal(self) -> bool:
+        """Tell whether nothing differs."""
+        return not self.cause
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayReport:
+    """What replay found."""
+
+    run: str
+    """The run."""
+    steps: tuple[StepComparison, ...]
+    """Each recorded step, or the last ones that were asked for."""
+    drops: int
+    """Groups dropped before the last step, as recorded."""
+    other_drops: tuple[str, ...]
+    """Groups whose drop is recorded and was not found again, or the reverse."""
+
+    @property
+    def equal(self) -> int:
+        """Steps that are equal."""
+        return sum(step.equal for step in self.steps)
+
+    @property
+    def all_equal(self) -> bool:
+        """Tell whether steps and drops are all the same."""
+        return self.equal == len(self.steps) and not self.other_drops
+
+    @property
+    def first_difference(self) -> StepComparison | None:
+        """The first step that differs."""
+        return next((step for step in self.steps if not step.equal), None)
+
+    def summary(self) -> str:
+        """Return one line for a person."""
+        line = f"{self.equal}/{len(self.steps)} digests equal"
+        if self.first_difference is not None:
+            return f"{line}; first difference at step {self.first_difference.step}: {self.first_difference.cause}"
+        if self.other_drops:
+            return f"{line}; {len(self.other_drops)} dropped groups differ, first {self.other_drops[0]}"
+        return line
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as plain values."""
+        first = self.first_difference
+        return {
+            "run": self.run,
+            "equal": self.equal,
+            "total": len(self.steps),
+            "all_equal": self.all_equal,
+            "first_difference": {"step": first.step, "cause": first.cause} if first else None,
+            "drops": self.drops,
+            "other_drops": list(self.other_drops),
+        }
+
+
+async def replay(bus: Bus, clock: Clock, run: str, *, last: int | None = None) -> ReplayReport:
+    """Make a run's recorded decisions again.
+
+    Args:
+        bus: the log.
+        clock: for the limits of reading.
+        run: the run.
+        last: report only this many steps, the last ones; all are made again.
+
+    Raises:
+        ConfigError: no trainer ever started on the run.
+        infra.errors.OffsetLost: retention has removed the run's first trajectories.
+    """
+    history = History.of(await read_decisions(bus, clock, run))
+    if history.start is None:
+        raise ConfigError(f"run {run!r} has no trainer in `decisions`: check the name and the topic prefix")
+    end = max((step.position for step in history.steps.values()), default=history.start)
+    records = await read_terminals(bus, clock, run, history.start, end)
+    comparison = _Replay(run, history, records)
+    steps = tuple(comparison.steps())
+    return ReplayReport(
+        run=run,
+        steps=steps[-last:] if last is not None else steps,
+        drops=len(comparison.recorded_drops),
+        other_drops=comparison.other_drops(),
+    )
+
+
+async def read_terminals(bus: Bus, clock: Clock, run: str, start: int, end: int) -> list[Terminal]:
+    """Return a run's terminal records in [start, end) of its partition, without tokens and punishments."""
+    partition = TopicPartition(TRAJECTORIES.name, partition_for(run, TRAJECTORIES.partitions))
+    found: list[Terminal] = []
+    reader = await bus.read({partition: start})
+    try:
+        deadline = clock.monotonic() + WAIT_S
+        while (at := reader.position(partition)) < end:
+            for record in await reader.poll(MAX_RECORDS, POLL_S):
+                deadline = clock.monotonic() + WAIT_S
+                try:
+                    received = await unpack(TRAJECTORIES, record)
+                except DecodeError as error:
+                    log.warning("`trajectories` offset %d is not a trajectory, ignored: %s", record.offset, error)
+                    continue
+                if received.message.task.run == run and record.offset < end:
+                    found.append(terminal(received, None, keep_tokens=False))
+            if clock.monotonic() > deadline:
+                raise WaitTimeout(f"waited {WAIT_S:.0f} s for offset {end} of {partition}, at {at}")
+    finally:
+        await reader.close()
+    return found
+
+
+class _Replay:
+    """Steps through the records beside the recorded decisions."""
+
+    def __init__(self, run: str, history: History, records: Sequence[Terminal]) -> None:
+        self._run = run
+        self._history = history
+        self._records = records
+        self._algorithms = {
+            epoch: AlgorithmConfig.model_validate(started.config["algorithm"])
+            for epoch, started in history.started.items()
+        }
+        self._start = history.start or 0
+        self._next = 0
+        self._found_drops: dict[str, DropReason] = {}
+        last = max((step.position for step in history.steps.values()), default=0)
+        self.recorded_drops = {g: d.reason for g, d in history.drops.items() if d.position <= last}
+
+    def steps(self) -> Iterator[StepComparison]:
+        """Make each recorded step again."""
+        assembler = self._assembler(AssemblerState(low=self._start, position=self._start, steps=0))
+        for number in sorted(self._history.steps):
+            recorded = self._history.steps[number]
+            algorithm = self._algorithms[recorded.epoch]
+            assembler.rules = GroupRules.of(algorithm)
+            found = self._advance(assembler, recorded, algorithm)
+            cause = difference(found, recorded, assembler)
+            yield StepComparison(
+                step=number, recorded=recorded.digest, found=found.digest if found else "", cause=cause
+            )
+            if cause:
+                assembler = self._after(recorded)
+
+    def other_drops(self) -> tuple[str, ...]:
+        """Return the groups whose drops are not the same in both."""
+        return tuple(sorted(g for g, _ in self.recorded_drops.items() ^ self._found_drops.items()))
+
+    def _advance(self, assembler: GroupAssembler, recorded: StepDecided, algorithm: AlgorithmConfig) -> Step | None:
+        while self._next < len(self._records) and self._records[self._next].offset < recorded.position:
+            record = self._records[self._next]
+            self._next += 1
+            for event in assembler.feed(_shaped(record, algorithm)):
+                match event:
+                    case Step():
+                        return event
+                    case Dropped():
+                        self._found_drops[event.group.id] = event.reason
+        return None
+
+    def _after(self, recorded: StepDecided) -> GroupAssembler:
+        """Return an assembler that stands where the trainer stood after a recorded step."""
+        steps = [s for s in self._history.steps.values() if s.step <= recorded.step]
+        closed = {m.group for s in steps for m in s.members}
+        closed |= {g for g, d in self._history.drops.items() if d.position <= recorded.position}
+        assembler = self._assembler(
+            AssemblerState(
+                low=self._start, position=recorded.position, steps=recorded.step, closed=tuple(sorted(closed))
+            )
+        )
+        algorithm = self._algorithms[recorded.epoch]
+        before = [r for r in self._records if r.offset < recorded.position]
+        for record in before:
+            assembler.feed(_shaped(record, algorithm))
+        self._next = len(before)
+        return assembler
+
+    def _assembler(self, state: AssemblerState) -> GroupAssembler:
+        first = next(iter(self._algorithms.values()))
+        return GroupAssembler(
+            GroupRules.of(first), state, script=Script(drops=self._obeyed()), versions=self._history.made_by
+        )
+
+    def _obeyed(self) -> dict[str, DropReason]:
+        """Return the drops that were decided under other rules than the step after them."""
+        obeyed = {}
+        for group, drop in self._history.drops.items():
+            later = [s for s in self._history.steps.values() if s.position >= drop.position]
+            step = min(later, key=lambda s: s.step, default=None)
+            if step is not None and self._algorithms[step.epoch] != self._algorithms[drop.epoch]:
+                obeyed[group] = drop.reason
+        return obeyed
+
+
+def _shaped(record: Terminal, algorithm: AlgorithmConfig) -> Terminal:
+    tokens = sum(count for _, count in record.sampled)
+    return replace(record, reward=record.reward + soft_overlong(tokens, algorithm.overlong))
+
+
+def difference(found: Step | None, recorded: StepDecided, assembler: GroupAssembler) -> str:
+    """Return what differs first between a step made again and the recorded one; empty if nothing does."""
+    if batch_digest(recorded.members) != recorded.digest:
+        return "the recorded members do not have the recorded digest: the decision itself was changed"
+    if found is None:
+        return (
+            f"no step is decided up to position {recorded.position}: {assembler.kept} groups are complete and kept, "
+            f"{assembler.open_groups} incomplete; records are missing, unreadable or came later"
+        )
+    ours = {(m.group, m.sample): m for m in found.members}
+    theirs = {(m.group, m.sample): m for m in recorded.members}
+    if ours.keys() != theirs.keys():
+        only = sorted(ours.keys() - theirs.keys())[:1], sorted(theirs.keys() - ours.keys())[:1]
+        return f"other samples: only now {only[0]}, only recorded {only[1]}"
+    for key, member in theirs.items():
+        for name in ("offset", "content", "reward"):
+            before, now = getattr(member, name), getattr(ours[key], name)
+            if before != now:
+                return f"{name} of {key[0]}/{key[1]} (offset {member.offset}) was {before}, is {now}"
+    if found.position != recorded.position:
+        return f"decided at position {found.position}, recorded at {recorded.position}"
+    if found.digest != recorded.digest:
+        return "the same samples in another order"
+    if found.advantage_digest != recorded.advantage_digest:
+        return "the same batch with other advantages"
+    return ""
