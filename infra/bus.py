@@ -158,7 +158,10 @@ class Bus(Protocol):
         on_assigned: Rebalance = ignore_rebalance,
         on_revoked: Rebalance = ignore_rebalance,
     ) -> Consumer:
-        """Join a consumer group; `on_revoked` gets what is lost, before others get it, `on_assigned` what is owned."""
+        """Join a consumer group; `on_assigned` gets what is owned, `on_revoked` before it what did not come back.
+
+        Another member may own a revoked partition already when `on_revoked` is called.
+        """
         ...
 
     async def read(self, start: Mapping[TopicPartition, int]) -> Reader:

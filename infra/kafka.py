@@ -74,13 +74,17 @@ class KafkaBus:
 
     async def start(self) -> None:
         """Connect. Raises BusError naming the address when nothing answers in time."""
-        async with self._link.guarded(self._limits.connect_s, "connecting to Kafka"):
-            while self._producer is None:
-                try:
-                    self._producer = await self._make_producer()
-                except KafkaConnectionError:
-                    await asyncio.sleep(0.25)  # it may be starting beside us
-        await self._link.start()
+        try:
+            async with self._link.guarded(self._limits.connect_s, "connecting to Kafka"):
+                while self._producer is None:
+                    try:
+                        self._producer = await self._make_producer()
+                    except KafkaConnectionError:
+                        await asyncio.sleep(0.25)  # it may be starting beside us
+            await self._link.start()
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         """Flush what was accepted and disconnect."""
@@ -102,14 +106,13 @@ class KafkaBus:
         """Append a record and return once it is durable; no partition means: spread evenly."""
         if value is None and key is None:
             raise BusError(f"publishing to {topic}: a record needs a key or a value")
-        place = await self._place(topic, partition)
-        record = {"value": value, "key": key, "partition": place, "headers": list(headers)}
-        doing = f"publishing to {self._link.prefix}{topic}, partition {place}"
-        async with self._link.guarded(self._limits.publish_s, doing):
+        async with self._link.guarded(self._limits.outage_s, f"publishing to {self._link.prefix}{topic}"):
+            place = await self._place(topic, partition)
+            record = {"value": value, "key": key, "partition": place, "headers": list(headers)}
             try:
                 return await self._send(topic, record)
             except _SEQUENCE_ERRORS as error:
-                log.warning("%s: sent again by a new producer after %r", doing, error)
+                log.warning("publishing to %s: sent again by a new producer after %r", topic, error)
                 return await self._send(topic, record)
 
     async def _place(self, topic: str, partition: int | None) -> int:
@@ -172,7 +175,9 @@ class KafkaBus:
         await asyncio.wait({stopping}, timeout=self._limits.close_s)
         if not stopping.done():
             log.warning("records were not acknowledged in %g s and are given up", self._limits.close_s)
-            # Its `stop` waits for these records without a limit, and offers no other way out.
+            # Its `stop` waits for these records without a limit, and offers no other way out: first nobody sends
+            # them any more, then they fail.
+            await producer._sender.close()  # noqa: SLF001
             producer._message_accumulator.fail_all(ProducerClosed())  # noqa: SLF001
         await stopping
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -33,10 +33,10 @@ class KafkaLimits:
     """Longest wait for the first answer, seconds: a broker may be starting beside us."""
     request_s: float = 10.0
     """Longest wait for one answer of a broker that is connected, seconds."""
-    publish_s: float = 30.0
-    """Longest wait until a record is acknowledged, seconds; long enough for a broker's restart."""
+    outage_s: float = 30.0
+    """Longest outage of the broker that publishing and questions wait out, seconds: a restart must fit in."""
     topic_s: float = 5.0
-    """Longest wait until a topic is known, seconds; after that it does not exist."""
+    """A topic that a broker does not know for this long does not exist, seconds."""
     join_s: float = 60.0
     """Longest wait for the first assignment in a group, seconds."""
     commit_s: float = 10.0
@@ -132,18 +132,29 @@ class KafkaLink:
             return known
         name = self.prefix + topic
         give_up = asyncio.get_running_loop().time() + self.limits.topic_s
+        async with self.guarded(self.limits.outage_s, f"looking up topic {name}"):
+            while not (found := (await self.patiently(lambda: self.admin.describe_topics([name])))[0])["partitions"]:
+                if asyncio.get_running_loop().time() >= give_up:
+                    raise BusError(
+                        f"no topic {name} at {self.bootstrap}; "
+                        "create the topics with `rollmill broker topics --create`, or check the prefix"
+                    )
+                await asyncio.sleep(0.1)
+        self._partitions[topic] = len(found["partitions"])
+        return self._partitions[topic]
+
+    async def patiently(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """Ask until the answer is not one that will pass: no connection, no leader, no coordinator yet.
+
+        The caller's `guarded` sets the limit.
+        """
         while True:
-            async with self.guarded(self.limits.request_s, f"looking up topic {name}"):
-                (found,) = await self.admin.describe_topics([name])
-            if found["error_code"] == 0 and found["partitions"]:
-                self._partitions[topic] = len(found["partitions"])
-                return self._partitions[topic]
-            if asyncio.get_running_loop().time() >= give_up:
-                raise BusError(
-                    f"no topic {name} at {self.bootstrap}; "
-                    "create the topics with `rollmill broker topics --create`, or check the prefix"
-                )
-            await asyncio.sleep(0.1)
+            try:
+                return await ask()
+            except KafkaError as error:
+                if not error.retriable:
+                    raise
+                await asyncio.sleep(0.1)
 
     async def begin_offsets(self, topic: str) -> dict[int, int]:
         """Return partition -> first offset still in the log."""
@@ -156,38 +167,27 @@ class KafkaLink:
     async def _edge(self, topic: str, which: str) -> dict[int, int]:
         count = await self.partitions(topic)
         wanted = [self.outer(TopicPartition(topic, number)) for number in range(count)]
-        async with self.guarded(self.limits.request_s, f"asking for the {which} of {self.prefix}{topic}"):
-            found = await getattr(self._offsets, which)(wanted)
+        async with self.guarded(self.limits.outage_s, f"asking for the {which} of {self.prefix}{topic}"):
+            found = await self.patiently(lambda: getattr(self._offsets, which)(wanted))
         return {partition.partition: offset for partition, offset in sorted(found.items())}
 
     async def committed(self, group: str, topics: Iterable[str]) -> dict[TopicPartition, Committed]:
         """Return a group's progress on the partitions of these topics that have any."""
         wanted = {self.prefix + topic for topic in topics}
-        async with self.guarded(self.limits.request_s, f"asking for the progress of group {group}"):
-            found = await self._patiently_fetch(self.prefix + group)
+        async with self.guarded(self.limits.outage_s, f"asking for the progress of group {group}"):
+            # A fresh cluster makes its offsets topic at the first question; until then it has no coordinator.
+            found = await self.patiently(lambda: self.admin.list_consumer_group_offsets(self.prefix + group))
         return {
             self.inner(partition): Committed(progress.offset, progress.metadata or "")
             for partition, progress in found.items()
             if partition.topic in wanted and progress.offset >= 0
         }
 
-    async def _patiently_fetch(self, group: str) -> dict[KafkaPartition, Any]:
-        # The first question of a fresh cluster makes it create its offsets topic; until then it has no coordinator.
-        while True:
-            try:
-                found: dict[KafkaPartition, Any] = await self.admin.list_consumer_group_offsets(group)
-            except KafkaError as error:
-                if not error.retriable:
-                    raise
-                await asyncio.sleep(0.05)
-            else:
-                return found
-
     async def settings(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:
         """Return topic -> its settings on the cluster."""
         asked = [ConfigResource(ConfigResourceType.TOPIC, self.prefix + topic) for topic in topics]
-        async with self.guarded(self.limits.request_s, "reading the settings of topics"):
-            answers = await self.admin.describe_configs(asked)
+        async with self.guarded(self.limits.outage_s, "reading the settings of topics"):
+            answers = await self.patiently(lambda: self.admin.describe_configs(asked))
         found: dict[str, dict[str, str]] = {}
         for answer in answers:
             for code, message, _, name, entries in answer.resources:

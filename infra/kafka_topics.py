@@ -37,7 +37,7 @@ async def create(link: KafkaLink, topics: Iterable[Topic[Any]]) -> list[str]:
         NewTopic(link.prefix + topic.name, topic.partitions, replicas, topic_configs=configs(shape_of(topic)))
         for topic in missing
     ]
-    async with link.guarded(link.limits.publish_s, "creating topics"):
+    async with link.guarded(link.limits.outage_s, "creating topics"):
         answer = await link.admin.create_topics(wanted)
         for name, code, *rest in answer.topic_errors:
             # Somebody else may create the same topics at the same moment: `check` tells whether they are the same.
@@ -75,9 +75,10 @@ async def _partition_counts(link: KafkaLink, names: Sequence[str]) -> dict[str, 
 
 
 async def _describe(link: KafkaLink, names: Sequence[str]) -> list[dict[str, Any]]:
-    async with link.guarded(link.limits.request_s, "looking up topics"):
-        found: list[dict[str, Any]] = await link.admin.describe_topics([link.prefix + name for name in names])
-        return found
+    outer = [link.prefix + name for name in names]
+    async with link.guarded(link.limits.outage_s, "looking up topics"):
+        found: list[dict[str, Any]] = await link.patiently(lambda: link.admin.describe_topics(outer))
+    return found
 
 
 async def _default_replicas(link: KafkaLink) -> int:

@@ -96,6 +96,8 @@ class MemoryBus:
         """Append a record; no partition means: spread evenly."""
         if value is None and key is None:
             raise BusError(f"publishing to {topic}: a record needs a key or a value")
+        if key is None and self._topic(topic).compacted:
+            raise BusError(f"publishing to {topic}: a compacted topic takes no record without a key")
         count = self._topic(topic).partitions
         place = next(self._turn[topic]) % count if partition is None else partition
         if not 0 <= place < count:

@@ -27,8 +27,8 @@ def worker_name(service: str) -> str:
 def set_up_logging(level: str = "INFO") -> None:
     """Log to standard error, one line each, with time and module."""
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    # Each rebalance and each fetch writes several lines there that say nothing to an operator.
-    logging.getLogger("aiokafka").setLevel(logging.WARNING)
+    # Each rebalance and each failed reconnect writes several lines there; what matters comes as an error of ours.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
 
 
 async def until_stopped(work: Awaitable[None], stop: Stop | None = None) -> None:

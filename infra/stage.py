@@ -16,14 +16,16 @@ from typing import Generic, TypeVar
 
 from infra.bus import Bus
 from infra.clock import Clock
+from infra.errors import boundary
 from infra.events import EventLog
 from infra.middleware import Call, Job, Middleware, Output, Result, Settle, compose
 from infra.middleware.deadline import budget, start_by
 from infra.middleware.events import events
 from infra.middleware.retry import retry
-from infra.wire import Publisher
+from infra.wire import Publisher, pack
 from infra.worker import Limits, Worker
 from schemas.message import Message
+from schemas.outcome import Boundary, FailureKind
 from schemas.telemetry import EventKind
 from schemas.topics import Topic
 
@@ -61,7 +63,10 @@ class Stage(Generic[In, Out]):
             done = await self.handle(job.received.message)
             if done is None:
                 return Result(EventKind.FINISHED)
-            return Result(EventKind.FINISHED, Output(self.sink, done.message), done.settle)
+            # Packed here, under the retry middleware: a result that the log cannot carry fails its own sample.
+            with boundary(Boundary.STAGE, FailureKind.HANDLER):
+                packed = await pack(done.message)
+            return Result(EventKind.FINISHED, Output(self.sink, done.message, packed), done.settle)
 
         return compose(handled, *around)
 

@@ -11,7 +11,7 @@ import asyncio
 import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import zstandard
 
@@ -19,7 +19,7 @@ from infra.bus import Bus, Headers, Position, Record
 from infra.clock import Clock
 from infra.errors import TooLarge
 from schemas import codec
-from schemas.control import Control, control_key
+from schemas.control import control_key
 from schemas.message import Message
 from schemas.messages import Task
 from schemas.partition import partition_for
@@ -47,24 +47,34 @@ class Received(Generic[M]):
     """The uncompressed wire bytes; `schemas.batch.content_hash` is over these."""
 
 
-async def pack(message: Message) -> tuple[bytes, bool]:
-    """Return the value bytes of a message, and whether they are compressed.
+class Packed(NamedTuple):
+    """The value of a record."""
+
+    value: bytes
+    """As it goes into the log."""
+    compressed: bool
+    """It is zstd."""
+
+
+async def pack(message: Message) -> Packed:
+    """Return the value bytes of a message.
 
     Raises:
         TooLarge: the compressed value exceeds MAX_RECORD_BYTES, or the plain one codec.MAX_VALUE_BYTES.
+        TypeError: a free-form field holds a value without a msgpack form.
     """
     plain = codec.encode(message)
     if len(plain) > codec.MAX_VALUE_BYTES:
         raise TooLarge(f"{message.wire_type()}: {len(plain)} bytes; at most {codec.MAX_VALUE_BYTES} are carried")
     if len(plain) <= COMPRESS_OVER:
-        return plain, False
+        return Packed(plain, compressed=False)
     value = await asyncio.to_thread(zstandard.compress, plain, ZSTD_LEVEL)
     if len(value) > MAX_RECORD_BYTES:
         raise TooLarge(
             f"{message.wire_type()}: {len(plain)} bytes, {len(value)} compressed; the log carries at most "
             f"{MAX_RECORD_BYTES} per record. Make the transcript or the verdict smaller."
         )
-    return value, True
+    return Packed(value, compressed=True)
 
 
 async def unpack(topic: Topic[M], record: Record) -> Received[M]:
@@ -98,13 +108,20 @@ class Publisher:
         self._source = source
 
     async def publish(
-        self, topic: Topic[M], message: M, *, trace: bytes | None = None, partition: int | None = None
+        self,
+        topic: Topic[M],
+        message: M,
+        *,
+        packed: Packed | None = None,
+        trace: bytes | None = None,
+        partition: int | None = None,
     ) -> Position:
         """Append a message to its topic and return where it lies, once it is durable.
 
         Args:
             topic: where it goes; must carry this type.
             message: what is said.
+            packed: its bytes, when `pack` was called before.
             trace: `traceparent` of the record that caused it; a new trace begins without one.
             partition: overrides the topic's spread, for a batch whose partition the sender has worked out.
 
@@ -112,18 +129,12 @@ class Publisher:
             TooLarge: see `pack`.
             infra.errors.BusError: not acknowledged in time.
         """
-        value, compressed = await pack(message)
+        value, compressed = packed or await pack(message)
         key, placed = _place(topic, message)
         headers = self._headers(message, trace, compressed=compressed)
         return await self._bus.publish(
             topic.name, value, key=key, partition=placed if partition is None else partition, headers=headers
         )
-
-    async def publish_control(self, topic: Topic[Control], record: Control) -> Position:
-        """Replace the state of a control record's key."""
-        value = codec.encode(record)
-        headers = self._headers(record, None, compressed=False)
-        return await self._bus.publish(topic.name, value, key=control_key(record).encode(), headers=headers)
 
     def _headers(self, message: Message, trace: bytes | None, *, compressed: bool) -> Headers:
         now = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
@@ -167,6 +178,6 @@ def _place(topic: Topic[Any], message: Any) -> tuple[bytes | None, int | None]:
         case Spread.SAMPLE:
             return key, None
         case Spread.SINGLE:
-            return key, 0
+            return control_key(message).encode(), 0
         case _:
             return key, None

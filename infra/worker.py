@@ -144,8 +144,9 @@ class Worker:
         await self._publish(record, result)
 
     async def _publish(self, record: Record, result: Result) -> None:
-        if result.output is not None:
-            await self._publisher.publish(result.output.topic, result.output.message, trace=trace_of(record))
+        output = result.output
+        if output is not None:
+            await self._publisher.publish(output.topic, output.message, packed=output.packed, trace=trace_of(record))
         if result.settle is not None:
             await result.settle()
 

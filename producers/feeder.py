@@ -71,7 +71,7 @@ class Feeder:
         now_ms = self._clock.now_ms()
         tasks = tasks_of(manifest, self._source.name, instance, now_ms=now_ms, admission=number, credit=credit)
         await publish_tasks(self._publisher, tasks)
-        await self._publisher.publish_control(CONTROL, Cursor(run=self._run, admitted=number + 1))
+        await self._publisher.publish(CONTROL, Cursor(run=self._run, admitted=number + 1))
 
     async def _credit_for(self, number: int) -> Credit:
         """Return the credit once it covers a group number, or closes the run; waits as long as the trainer does."""

@@ -106,7 +106,7 @@ async def ensure_manifest(bus: Bus, clock: Clock, publisher: Publisher, wanted: 
     partition = partition_for(wanted.run, TRAJECTORIES.partitions)
     start = (await bus.end_offsets(TRAJECTORIES.name))[partition]
     manifest = msgspec.structs.replace(wanted, created_ms=clock.now_ms(), trajectories_start=start)
-    await publisher.publish_control(CONTROL, manifest)
+    await publisher.publish(CONTROL, manifest)
     return manifest
 
 

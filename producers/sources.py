@@ -16,33 +16,50 @@ from infra.errors import ConfigError
 from producers.generated import GeneratedSource
 from producers.jsonl import JsonlSource
 from producers.source import TaskSource
+from schemas.messages import Budgets
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `[tasks]` may say."""
 
     jsonl: str | None = None
+    """File of instances, relative to RUN.toml."""
     repeat: bool = True
+    """Pass the file again and again."""
     family: str | None = None
+    """Family that generates its instances."""
     payload: dict[str, Any] = {}
+    """Payload of every generated instance; `index` is added."""
     count: int | None = None
+    """Number of generated instances; endless if absent."""
     name: str | None = None
+    """The source's name in group ids."""
+    max_tokens: int = 256
+    """Most tokens of one turn."""
+    max_sampled_tokens: int = 4096
+    """Most sampled tokens of an episode."""
+    budgets: Budgets = Budgets()
+    """Time inside each stage."""
 
 
-def make_source(description: dict[str, Any], folder: Path) -> TaskSource:
+def describe(section: dict[str, Any]) -> Described:
+    """Return a checked `[tasks]` section. Raises ConfigError."""
+    try:
+        return msgspec.convert(section, Described)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"[tasks]: {error}") from error
+
+
+def make_source(described: Described, folder: Path) -> TaskSource:
     """Return the source that a `[tasks]` section describes.
 
     Args:
-        description: the section.
+        described: the section.
         folder: relative paths in it start here.
 
     Raises:
         ConfigError: it describes no source, or two.
     """
-    try:
-        described = msgspec.convert(description, Described)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"[tasks]: {error}") from error
     if described.jsonl and not described.family:
         return JsonlSource(folder / described.jsonl, name=described.name, repeat=described.repeat)
     if described.family and not described.jsonl:

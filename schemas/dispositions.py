@@ -88,7 +88,8 @@ def dispositions(
     """
     ledger = Ledger()
     used, position = _used(decisions, ledger)
-    for key in dict.fromkeys(admitted):
+    wanted = dict.fromkeys(admitted)
+    for key in wanted:
         use, record = used.pop(key, None), accepted.get(key)
         if record is None:
             ledger.places[key] = Disposition.OPEN
@@ -98,9 +99,8 @@ def dispositions(
         place = _place(key, record, use, position if has_trainer else 0, ledger)
         if place is not None:
             ledger.places[key] = place
-    ledger.violations += [
-        f"{key}: {place} but never admitted" for key, (place, _) in used.items() if key not in ledger.places
-    ]
+    strangers = sorted((used.keys() | accepted.keys()) - wanted.keys())
+    ledger.violations += [f"{key}: has a record or a decision, but was never admitted" for key in strangers]
     return ledger
 
 

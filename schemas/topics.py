@@ -137,7 +137,7 @@ DECISIONS: Topic[Decision] = Topic(
     partitions=8,
     spread=Spread.RUN,
     producers=("trainer",),
-    consumers=("trainer", "replay", "sink"),
+    consumers=("trainer", "replay", "status", "sink"),
     retention_ms=LONG_MS,
 )
 EVENTS: Topic[StageEvents] = Topic(
@@ -154,8 +154,8 @@ METRICS: Topic[Metrics] = Topic(
     carries=(Metrics,),
     partitions=4,
     spread=Spread.RUN,
-    producers=("trainer", "init", "run", "eval", "policy"),
-    consumers=("sink",),
+    producers=("trainer", "policy"),
+    consumers=("status", "sink"),
     retention_ms=SHORT_MS,
 )
 CONTROL: Topic[Control] = Topic(
@@ -164,7 +164,7 @@ CONTROL: Topic[Control] = Topic(
     partitions=1,
     spread=Spread.SINGLE,
     producers=("producer", "feeder", "trainer"),
-    consumers=("feeder", "policy", "reaper", "status"),
+    consumers=("producer", "feeder", "policy", "status"),
     retention_ms=None,
 )
 DEAD: Topic[Opaque] = Topic(

@@ -6,9 +6,14 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from infra import broker
 from infra.broker.errors import JarsNotResolved, JavaNotFound, MavenNotFound
+
+# An example may take any time: a machine that is busy with something else breaks no promise of ours.
+settings.register_profile("rollmill", deadline=None)
+settings.load_profile("rollmill")
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from hypothesis import strategies as st
+
 from schemas.message import Message
 from schemas.topics import TABLE
 from schemas.transcript import SampledSpan, Sampling, Transcript, Turn, pack_logprobs, pack_tokens
@@ -71,7 +72,10 @@ def messages(*kinds: type[Message]) -> st.SearchStrategy[Any]:
 @st.composite
 def transcripts(draw: st.DrawFn) -> Transcript:
     """Return transcripts that keep every invariant: turns of prompt and answer, and what follows the last answer."""
-    turns, spans, segments, mask = [], [], [0], []
+    turns: list[Turn] = []
+    spans: list[SampledSpan] = []
+    segments: list[int] = [0]
+    mask: list[int] = []
     for number in range(draw(st.integers(0, 4))):
         start = len(mask)
         if number and draw(st.booleans()):

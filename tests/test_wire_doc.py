@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import zstandard
 from hypothesis import given
+
 from infra.bus import Record
 from infra.clock import VirtualClock
 from infra.memory import MemoryBus
@@ -23,7 +24,6 @@ from schemas.codec import encode
 from schemas.control import Control, control_key
 from schemas.partition import murmur2
 from schemas.topics import DEAD, DEFAULT_PREFIX, TABLE, TASKS
-
 from tests.golden.samples import SAMPLES, TASK, golden_file
 from tests.logs import read_all
 from tests.strategies import FREE_FORM
@@ -163,4 +163,3 @@ def test_the_pages_control_keys_are_ours():
     kinds = {control_key(message).split("/")[0] for message in SAMPLES.values() if isinstance(message, Control)}
     for kind in kinds:
         assert f"`{kind}/<" in PAGE
-

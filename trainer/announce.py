@@ -80,7 +80,7 @@ class Announcer:
             self._numbers[step, digest] = version
         else:
             await self._log.check()
-        await self._publisher.publish_control(
+        await self._publisher.publish(
             CONTROL,
             PolicyVersion(
                 run=self._run,

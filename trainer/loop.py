@@ -256,7 +256,8 @@ class Trainer:
         recent = assembler.recent
         if assembler.steps >= limits.max_steps:
             return f"{limits.max_steps} steps made"
-        if limits.success is not None and len(recent) == limits.success_groups:
+        full = len(recent) == limits.success_groups and assembler.steps >= limits.min_steps
+        if limits.success is not None and full:
             success = sum(recent) / len(recent)
             if success >= limits.success:
                 return f"success {success:.3f} over {len(recent)} groups"
@@ -410,7 +411,7 @@ class Trainer:
             versions=self._assembler.versions,
             closed=closed,
         )
-        await self._publisher.publish_control(CONTROL, now)
+        await self._publisher.publish(CONTROL, now)
         self._granted = self._assembler.resolved
 
     # ---- end

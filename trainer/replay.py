@@ -256,20 +256,24 @@ def difference(found: Step | None, recorded: StepDecided, assembler: GroupAssemb
             f"no step is decided up to position {recorded.position}: {assembler.kept} groups are complete and kept, "
             f"{assembler.open_groups} incomplete; records are missing, unreadable or came later"
         )
+    if cause := _other_members(found, recorded):
+        return cause
+    if found.position != recorded.position:
+        return f"decided at position {found.position}, recorded at {recorded.position}"
+    if found.digest != recorded.digest:
+        return "the same samples in another order"
+    return "" if found.advantage_digest == recorded.advantage_digest else "the same batch with other advantages"
+
+
+def _other_members(found: Step, recorded: StepDecided) -> str:
     ours = {(m.group, m.sample): m for m in found.members}
     theirs = {(m.group, m.sample): m for m in recorded.members}
     if ours.keys() != theirs.keys():
         only = sorted(ours.keys() - theirs.keys())[:1], sorted(theirs.keys() - ours.keys())[:1]
         return f"other samples: only now {only[0]}, only recorded {only[1]}"
-    for key, member in theirs.items():
+    for (group, sample), member in theirs.items():
         for name in ("offset", "content", "reward"):
-            before, now = getattr(member, name), getattr(ours[key], name)
+            before, now = getattr(member, name), getattr(ours[group, sample], name)
             if before != now:
-                return f"{name} of {key[0]}/{key[1]} (offset {member.offset}) was {before}, is {now}"
-    if found.position != recorded.position:
-        return f"decided at position {found.position}, recorded at {recorded.position}"
-    if found.digest != recorded.digest:
-        return "the same samples in another order"
-    if found.advantage_digest != recorded.advantage_digest:
-        return "the same batch with other advantages"
+                return f"{name} of {group}/{sample} (offset {member.offset}) was {before}, is {now}"
     return ""

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from infra.errors import ConfigError
 
@@ -33,6 +34,8 @@ def load_model(directory: Path, device: str = "cpu") -> torch.nn.Module:
     """
     if not (directory / "config.json").is_file():
         raise ConfigError(f"no config.json in {directory}: `model` must name a model directory (save_pretrained)")
+    # A progress bar per load is noise in a service's log.
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
             directory, dtype=torch.float32, local_files_only=True

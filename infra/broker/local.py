@@ -59,6 +59,10 @@ _LOG_FLAGS = (
 )
 
 
+_STARTED: dict[int, subprocess.Popen[bytes]] = {}
+"""Brokers that this process started, by pid: whoever stops one here must reap it, and only the parent can."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class BrokerStatus:
     """What is known about the broker of a data directory."""
@@ -112,7 +116,6 @@ class LocalBroker:
         self._pid_path = self.data_dir / "broker.json"
         self._log_path = self.data_dir / "broker.log"
         self._meta_path = self.data_dir / "log" / "meta.properties"
-        self._process: subprocess.Popen[bytes] | None = None
 
     def launch(self, jars: Jars, *, java_flags: Sequence[str] = (), detached: bool) -> BrokerStatus:
         """Start the broker and wait until it answers.
@@ -131,6 +134,7 @@ class LocalBroker:
         java = [str(jars.java.command), "-Xms64m", f"-Xmx{HEAP_MB}m", *_CPU_FLAGS, *java_flags, *_LOG_FLAGS]
         java += ["-cp", jars.classpath]
         with locked(self.data_dir / "lock", limit_s=self._start_limit_s + self._stop_limit_s):
+            _reap()
             self._refuse_second()
             cluster = self._formatted(java)
             for _ in range(_PORT_ATTEMPTS):
@@ -167,13 +171,14 @@ class LocalBroker:
         """
         entry = pidfile.read(self._pid_path)
         if entry is None or not pidfile.send_signal(entry, signal.SIGTERM):
-            self._reap()
+            _reap()
             return False
         if not self._gone(entry, self._stop_limit_s):
             log.warning("the broker (pid %d) did not end in %.0f s; killing it", entry.pid, self._stop_limit_s)
             pidfile.send_signal(entry, signal.SIGKILL)
             if not self._gone(entry, self._stop_limit_s):
                 raise NotStopped(f"process {entry.pid} was killed and is still there")
+        _reap()
         return True
 
     def _refuse_second(self) -> None:
@@ -221,8 +226,11 @@ class LocalBroker:
                 check=True,
                 timeout=self._start_limit_s,
             )
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            raise NotStarted(f"formatting {self.data_dir} for Kafka failed: {error}\n{error.stdout!s}") from error
+        except subprocess.TimeoutExpired as error:
+            raise NotStarted(f"formatting {self.data_dir} for Kafka took over {error.timeout:g} s") from error
+        except subprocess.CalledProcessError as error:
+            said = f"formatting {self.data_dir} for Kafka ended with {error.returncode}; it said:\n{error.stdout}"
+            raise NotStarted(said) from None  # the command alone is a page of jars
         config.unlink()
         # By rename, so that a killed start never leaves half a format behind.
         fresh.rename(self._meta_path.parent)
@@ -242,7 +250,7 @@ class LocalBroker:
         command = [*java, "kafka.Kafka", str(config)]
         # A session of its own: Ctrl-C at the terminal must reach the supervisor, which then ends things in order.
         with self._log_path.open("wb") as output:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 command if detached else [*_leash(), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -251,12 +259,13 @@ class LocalBroker:
                 start_new_session=True,
             )
         try:
-            pidfile.write(self._pid_path, pid=self._process.pid, port=port)
-            self._wait_until_it_answers(self._process, port, cluster)
+            pidfile.write(self._pid_path, pid=process.pid, port=port)
+            self._wait_until_it_answers(process, port, cluster)
         except BaseException:  # Ctrl-C while waiting, too, must leave no process behind
-            self._process.kill()
-            self._process.wait(self._stop_limit_s)
+            process.kill()
+            process.wait(self._stop_limit_s)
             raise
+        _STARTED[process.pid] = process
 
     def _wait_until_it_answers(self, process: subprocess.Popen[bytes], port: int, cluster: str) -> None:
         give_up = time.monotonic() + self._start_limit_s
@@ -282,19 +291,21 @@ class LocalBroker:
         lines = self._log_path.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
         return f"the end of {self._log_path}:\n" + "\n".join(f"  {line}" for line in lines)
 
-    def _reap(self) -> None:
-        if self._process is not None:
-            self._process.poll()
-
-    def _gone(self, entry: pidfile.Entry, limit_s: float) -> bool:
+    @staticmethod
+    def _gone(entry: pidfile.Entry, limit_s: float) -> bool:
         give_up = time.monotonic() + limit_s
         while pidfile.alive(entry):
             if time.monotonic() >= give_up:
                 return False
             time.sleep(_POLL_S)
-        if self._process is not None:
-            self._process.wait(limit_s)
         return True
+
+
+def _reap() -> None:
+    """Forget the children that have ended."""
+    for pid, process in list(_STARTED.items()):
+        if process.poll() is not None:
+            del _STARTED[pid]
 
 
 def _leash() -> list[str]:

@@ -9,7 +9,7 @@ the view `placed` (schema.sql), which follows schemas/dispositions.py:
 (c) every bucket but open and unread comes from a row of its own;
 (d) no sample is in two live decisions.
 
-This file writes nothing, and knows neither the trainer nor the stages.
+This file writes no row, and knows neither the trainer nor the stages.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from clickhouse_connect.driver.asyncclient import AsyncClient
 
 from infra.bus import Bus
+from infra.clickhouse import schema
 from infra.clickhouse.client import FAILURES, Address, connect, explained
 from infra.clock import Clock
 from infra.errors import WaitTimeout
@@ -108,9 +109,12 @@ async def check(bus: Bus, address: Address, clock: Clock, run: str, *, wait_s: f
 
     Raises:
         WaitTimeout: the sink did not store everything up to the cut within *wait_s*.
-        infra.clickhouse.client.StoreError: ClickHouse is away, or has no tables yet.
+        ConfigError: ClickHouse holds a newer schema.
+        infra.clickhouse.client.StoreError: ClickHouse is away or refuses.
     """
     cut = await take_cut(bus)
+    # Where no sink ever ran there are no tables; with them, what is missing can be named.
+    await schema.apply(address)
     client = await connect(address)
     try:
         await _wait_for_sink(client, clock, cut, wait_s)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from infra.bus import Committed, TopicPartition
 from infra.clickhouse.rows import Row, Rows
@@ -49,6 +50,17 @@ def intended(committed: Committed) -> int | None:
     return int(found.group(1)) if found else None
 
 
+class Want(Enum):
+    """What to do with a record."""
+
+    TAKE = auto()
+    """It is the next one."""
+    SKIP = auto()
+    """It was taken already, or comes again."""
+    REWIND = auto()
+    """Records before it may be missing: go back to `next_offset`."""
+
+
 @dataclass(frozen=True)
 class _Entry:
     offset: int
@@ -64,6 +76,7 @@ class PartitionBuffer:
         self.tp = tp
         self._first = committed.offset
         self._next = committed.offset
+        self._ahead: int | None = None
         self._intended = intended(committed)
         self._wait_s = wait_s
         self._entries: deque[_Entry] = deque()
@@ -76,9 +89,26 @@ class PartitionBuffer:
         """Rows of all offsets below this are stored."""
         return self._first
 
-    def knows(self, offset: int) -> bool:
-        """Tell whether the record at *offset* was taken already: a rebalance hands records out again."""
-        return offset < self._next
+    @property
+    def next_offset(self) -> int:
+        """The offset of the record that should come next."""
+        return self._next
+
+    def wants(self, offset: int) -> Want:
+        """Say what to do with a record that was handed out.
+
+        A rebalance hands records out again, and a record polled before it may arrive in a buffer begun after it, ahead
+        of those that come again. Taking it would pass them over, so anything ahead is asked for once more; a log does
+        have gaps, and what is ahead a second time follows one.
+        """
+        if offset < self._next:
+            return Want.SKIP
+        if offset in {self._next, self._ahead}:
+            return Want.TAKE
+        if self._ahead is not None and offset > self._ahead:
+            return Want.SKIP
+        self._ahead = offset
+        return Want.REWIND
 
     def add(self, offset: int, rows: Rows, size: int, now: float) -> None:
         """Take the rows of the next record; a record without any still counts as passed."""
@@ -87,6 +117,7 @@ class PartitionBuffer:
         count = sum(map(len, rows.values()))
         self._entries.append(_Entry(offset, rows, size, count))
         self._next = offset + 1
+        self._ahead = None
         self.bytes += size
         self.rows += count
 

@@ -51,9 +51,9 @@ class RowError(ValueError):
     """A message holds a value that its column cannot."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Table:
-    """A table that the sink fills."""
+    """A table that the sink fills; there is one object for each."""
 
     name: str
     columns: Mapping[str, str]
@@ -256,7 +256,6 @@ TABLES = (TASKS, TRAJECTORIES, TURNS, EVENTS, DECISIONS, DECISION_SAMPLES, METRI
 def task_rows(received: Received[Task]) -> Rows:
     """Return the row of a task."""
     task, record = received.message, received.record
-    due_ms = task.start_by_ms + int(task.budgets.total_s * 1000)
     row = (
         *_sample(task),
         task.samples,
@@ -270,7 +269,7 @@ def task_rows(received: Received[Task]) -> Rows:
         task.seed,
         task.admission,
         task.start_by_ms,
-        due_ms,
+        _due_ms(task),
         task.horizon,
         task.sampling.temperature,
         task.min_version,
@@ -413,6 +412,14 @@ def _checked(rows: Mapping[Table, list[Row]]) -> Rows:
 
 def _sample(task: Task) -> tuple[str, str, int]:
     return task.run, task.group, task.sample
+
+
+def _due_ms(task: Task) -> int:
+    """When the task's own limits have run out; a budget without an end is due at the end of time."""
+    budget_ms = task.budgets.total_s * 1000
+    if not budget_ms >= 0:  # NaN is neither more nor less
+        raise RowError(f"tasks.due_at: the budgets sum to {task.budgets.total_s} s")
+    return min(task.start_by_ms + int(min(budget_ms, MAX_TIME_MS)), MAX_TIME_MS)
 
 
 def _place(record: Record) -> tuple[str, int, int]:

@@ -24,8 +24,9 @@ _FILE = Path(__file__).with_name("schema.sql")
 
 def statements(text: str | None = None) -> list[str]:
     """Return the statements of `schema.sql`; each ends with a semicolon at the end of a line."""
-    parts = (text if text is not None else _FILE.read_text()).split(";\n")
-    return [part.strip() for part in parts if _without_comments(part)]
+    lines = (text if text is not None else _FILE.read_text()).splitlines()
+    code = "\n".join(line for line in lines if line.strip() and not line.startswith("--"))
+    return [part.strip() for part in f"{code}\n".split(";\n") if part.strip()]
 
 
 async def apply(address: Address) -> None:
@@ -71,9 +72,4 @@ async def _command(client: AsyncClient, statement: str) -> None:
     try:
         await client.command(statement)
     except FAILURES as error:
-        first_line = next(line for line in statement.splitlines() if not line.startswith("--"))
-        raise explained(error, f"applying the schema: {first_line}") from error
-
-
-def _without_comments(text: str) -> str:
-    return "".join(line for line in text.splitlines() if not line.lstrip().startswith("--")).strip()
+        raise explained(error, f"applying the schema: {statement.partition('(')[0]}") from error

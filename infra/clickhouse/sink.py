@@ -15,15 +15,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
+from clickhouse_connect.datatypes.registry import get_from_name
 from clickhouse_connect.driver.asyncclient import AsyncClient
+from clickhouse_connect.driver.insert import InsertContext
 
 from infra.bus import Bus, Committed, Consumer, Record, TopicPartition
 from infra.clickhouse import schema
 from infra.clickhouse.client import FAILURES, Address, StoreError, connect, explained
-from infra.clickhouse.ranges import PartitionBuffer, Range
+from infra.clickhouse.ranges import PartitionBuffer, Range, Want
 from infra.clickhouse.rows import TABLES, Row, RowError, Rows
 from infra.clickhouse.streams import STREAMS, Stream
 from infra.clock import Clock
@@ -140,7 +143,7 @@ class Sink:
     async def _round(self, consumer: Consumer, flush: asyncio.Task[None] | None) -> asyncio.Task[None] | None:
         """Poll once, take what came, and start a flush if one is due and none runs."""
         for record in await consumer.poll(self._room(), POLL_S):
-            await self._take(record)
+            await self._take(consumer, record)
         if flush is not None:
             if not flush.done():
                 return flush
@@ -180,9 +183,14 @@ class Sink:
         )
         return [due for due in found if due is not None]
 
-    async def _take(self, record: Record) -> None:
+    async def _take(self, consumer: Consumer, record: Record) -> None:
         buffer = self._buffers.get(record.tp)
-        if buffer is None or buffer.knows(record.offset):
+        want = buffer.wants(record.offset) if buffer is not None else Want.SKIP
+        if buffer is None or want is Want.SKIP:
+            return
+        if want is Want.REWIND:
+            with suppress(NotOwner):
+                await consumer.seek(record.tp, buffer.next_offset)
             return
         rows = await self._read(record)
         size = len(record.value or b"") + len(record.key or b"")
@@ -311,6 +319,8 @@ class Sink:
     async def _open(self) -> None:
         await schema.apply(self._address)
         self._client = await connect(self._address)
+        # The client library imports pandas, where there is one, at the first insert: a second that the loop lacks.
+        await asyncio.to_thread(InsertContext, "warm_up", ["a"], [get_from_name("UInt8")], [[0]])
 
     async def _insert(self, due: Range, table: str, rows: list[Row]) -> None:
         assert self._client is not None, "run() connects before it joins the group"

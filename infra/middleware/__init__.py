@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Generic, TypeVar
 
-from infra.wire import Received
+from infra.wire import Packed, Received
 from schemas.message import Message
 from schemas.messages import Episode, Rollout, Task
 from schemas.telemetry import EventKind
@@ -31,6 +31,8 @@ class Output(Generic[M]):
 
     topic: Topic[M]
     message: M
+    packed: Packed | None = None
+    """The message's bytes, when they were made already."""
 
 
 @dataclass(frozen=True, slots=True)

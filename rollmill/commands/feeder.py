@@ -11,7 +11,7 @@ from infra.config import Config
 from infra.connect import connected
 from infra.service import set_up_logging, until_stopped
 from producers.feeder import Feeder
-from producers.sources import make_source
+from producers.sources import describe, make_source
 from rollmill import output
 from trainer.config import load_config
 
@@ -28,7 +28,7 @@ def command(run_toml: Path, run_overrides: tuple[str, ...], config: Config) -> N
 
 async def _serve(run_toml: Path, run_overrides: tuple[str, ...], config: Config) -> None:
     run = load_config(run_toml, run_overrides)
-    source = make_source(dict(run.tasks), run_toml.parent)
+    source = make_source(describe(dict(run.tasks)), run_toml.parent)
     async with connected(config.bus, client="feeder") as bus:
         feeder = Feeder(bus, SystemClock(), run.run, source)
 

@@ -140,11 +140,12 @@ class Instance:
         return ended, None
 
     async def _until_ready(self, process: Process) -> str:
-        waits: dict[str, Awaitable[object]] = {"stop": self._stop.wait(), "ended": process.wait()}
+        waits: dict[str, Awaitable[object]] = {"stop": self._stop.wait()}
         if self.service.ready.check is not None:
             waits["ready"] = self.service.ready.check(self.log)
-        waits["late"] = self._clock.sleep(self.service.ready.limit_s)
-        return await race(waits)
+        return await race(
+            {**waits, "ended": process.wait(), "late": self._clock.sleep(self.service.ready.limit_s)},
+        )
 
     async def _end(self, process: Process) -> Exit:
         return await process.stop(self.service.stop_signal, grace_s=self.service.stop_grace_s)
@@ -197,6 +198,7 @@ class Instance:
             what=what,
             service=self.service.name,
             instance=self.index,
+            label=str(self),
             pid=self.process.pid,
             at_ms=self._clock.now_ms(),
             took_s=took_s,

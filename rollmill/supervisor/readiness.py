@@ -16,6 +16,7 @@ from http import HTTPStatus
 import aiohttp
 
 from infra.broker import probe
+from infra.envhost.address import Address
 from rollmill.supervisor.logfile import LogFile
 from rollmill.supervisor.service import READY_LIMIT_S, Ready
 
@@ -51,14 +52,14 @@ def says(pattern: str, *, limit_s: float = READY_LIMIT_S) -> Ready:
 
 
 def listens(address: str, *, limit_s: float = READY_LIMIT_S) -> Ready:
-    """Ready when `HOST:PORT` or the Unix socket `unix:PATH` takes a connection."""
+    """Ready when `http://HOST:PORT` or the Unix socket `unix:/path` takes a connection."""
+    where = Address.parse(address)
 
     async def connected() -> bool:
-        if address.startswith("unix:"):
-            _, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
+        if where.path is not None:
+            _, writer = await asyncio.open_unix_connection(where.path)
         else:
-            host, _, port = address.rpartition(":")
-            _, writer = await asyncio.open_connection(host, int(port))
+            _, writer = await asyncio.open_connection(where.host, where.port)
         writer.close()
         with suppress(ConnectionError):
             await writer.wait_closed()

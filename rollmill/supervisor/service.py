@@ -126,6 +126,8 @@ class Event:
     """Name of the service."""
     instance: int
     """Which of its instances, from 0."""
+    label: str
+    """What to call it: `run[1]`, or `broker` where there is only one."""
     pid: int
     """The process it happened to."""
     at_ms: int
@@ -147,7 +149,7 @@ class Event:
             details.append(f"{self.took_s:.1f} s")
         if self.retry_in_s is not None:
             details.append(f"next start in {self.retry_in_s:.1f} s")
-        return f"{self.service}[{self.instance}] {self.what} ({', '.join(details)})"
+        return f"{self.label} {self.what} ({', '.join(details)})"
 
 
 def with_tail(message: str, log: Path, tail: tuple[str, ...]) -> str:

@@ -252,13 +252,16 @@ class Supervisor:
         self._runfile.write(self.state())
 
 
-async def supervise(supervisor: Supervisor, *, ready: Callable[[], None] | None = None) -> None:
+async def supervise(
+    supervisor: Supervisor, *, before: Callable[[], None] | None = None, ready: Callable[[], None] | None = None
+) -> None:
     """Run all services until a signal of `STOP_SIGNALS` or until one fails for good; then end them in order.
 
     A second signal kills what is left at once.
 
     Args:
         supervisor: not entered yet.
+        before: called once the directory is ours, to write what the services read.
         ready: called when all services are ready.
     """
     asked = asyncio.Event()
@@ -269,6 +272,8 @@ async def supervise(supervisor: Supervisor, *, ready: Callable[[], None] | None 
         asked.set()
 
     async def run() -> None:
+        if before is not None:
+            before()
         await supervisor.start()
         if ready is not None:
             ready()
@@ -282,12 +287,14 @@ async def supervise(supervisor: Supervisor, *, ready: Callable[[], None] | None 
 @contextmanager
 def _signals(handler: Callable[[], None]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
-    for number in STOP_SIGNALS:
+    # `nohup rollmill up` is meant to outlive its terminal.
+    heard = [one for one in STOP_SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]
+    for number in heard:
         loop.add_signal_handler(number, handler)
     try:
         yield
     finally:
-        for number in STOP_SIGNALS:
+        for number in heard:
             loop.remove_signal_handler(number)
 
 

@@ -18,7 +18,7 @@ from stages.wiring import run_stage
 
 async def work(bus: Bus, clock: Clock, config: Config, worker: str) -> None:
     """Run one member of the stage's group until it is stopped."""
-    hosts, policy = HttpEnvHosts(clock=clock), VllmClient(config.policy.url, config.policy.name)
+    hosts, policy = HttpEnvHosts(clock=clock), VllmClient(config.policy.url, model=config.policy.name)
     run = RunStage(
         hosts=hosts,
         policy=PatientPolicy(policy, clock, wait_s=config.policy.wait_s),

@@ -84,6 +84,10 @@ class Renderer:
             glue = glue.lstrip(" ").removeprefix(self._end)
         return self._encode(glue)
 
+    def answer(self, text: str) -> TokenIds:
+        """Return the ids of an answer that somebody else wrote, its end of turn included: for demonstrations."""
+        return self._encode(text + self._end)
+
     def text(self, ids: TokenIds) -> str:
         """Return the text of sampled ids, without special tokens."""
         decoded: str = self._tokenizer.decode(ids.tolist(), skip_special_tokens=True)

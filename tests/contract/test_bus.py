@@ -169,6 +169,13 @@ class TestPublish:
         with pytest.raises(BusError, match="needs a key or a value"):
             await bus.publish("work", None)
 
+    async def test_a_compacted_topic_takes_no_record_without_a_key(self, bus: Bus) -> None:
+        """What could never be replaced is refused, and the next record goes through."""
+        with pytest.raises(BusError):
+            await bus.publish("state", b"v")
+
+        assert (await bus.publish("state", b"v", key=b"k")).offset == 0
+
     async def test_a_record_that_is_too_large_harms_no_other(self, bus: Bus) -> None:
         """The large one is refused, those around it arrive."""
         results = await asyncio.gather(
@@ -509,7 +516,7 @@ class TestRebalance:
         order: list[str] = []
         restored = asyncio.Event()
 
-        async def restore(partitions: frozenset[TopicPartition]) -> None:
+        async def restore(_: frozenset[TopicPartition]) -> None:
             order.append("assigned")
             await restored.wait()
             order.append("restored")
@@ -528,7 +535,7 @@ class TestRebalance:
     async def test_an_error_of_a_callback_is_not_swallowed(self, bus: Bus) -> None:
         """A state that could not be restored stops the member instead of letting it work without."""
 
-        async def fail(partitions: frozenset[TopicPartition]) -> None:
+        async def fail(_: frozenset[TopicPartition]) -> None:
             raise ValueError("no state")
 
         with pytest.raises(ValueError, match="no state"):  # noqa: PT012 - either of the two may raise

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 
 from schemas.codec import encode
-
 from tests.golden.samples import SAMPLES, golden_file
 
 

@@ -171,9 +171,7 @@ SAMPLES: dict[str, Message] = {
         run=RUN, epoch=12, admit_up_to=24, min_version=5, horizon=14, temperature=0.75, closed=True
     ),
     "rollmill.cursor": Cursor(run=RUN, admitted=20),
-    "rollmill.policy_version": PolicyVersion(
-        run=RUN, epoch=12, version=6, directory="versions/6", digest="e" * 64
-    ),
+    "rollmill.policy_version": PolicyVersion(run=RUN, epoch=12, version=6, directory="versions/6", digest="e" * 64),
     "rollmill.cancel": Cancel(target=f"{RUN}/{GROUP}/3", cause="by request"),
     "rollmill.stage_events": StageEvents(
         worker="run-3",
@@ -195,9 +193,7 @@ SAMPLES: dict[str, Message] = {
     "rollmill.metrics": Metrics(
         run=RUN,
         service="trainer",
-        points=(
-            MetricPoint(name="trainer.success", value=0.5, at_ms=NOW_MS, step=5, labels={"source": SOURCE}),
-        ),
+        points=(MetricPoint(name="trainer.success", value=0.5, at_ms=NOW_MS, step=5, labels={"source": SOURCE}),),
     ),
     "rollmill.opaque": Opaque(),
 }

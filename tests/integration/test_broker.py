@@ -108,7 +108,19 @@ class TestLife:
 
     def test_a_failed_start_shows_the_end_of_the_log(self, data):
         """What the broker said is in the error, and no process is left."""
-        with pytest.raises(NotStarted, match=r"ended with 1 .*\n(.*\n)*.*Unrecognized VM option 'NoSuchFlag'"):
+        broker.start(data, detached=False)
+        broker.stop(data)
+        (data / "log" / "meta.properties").write_text("version=1\ncluster.id=AAAAAAAAAAAAAAAAAAAAAA\nnode.id=2\n")
+        with pytest.raises(
+            NotStarted, match=r"ended with 1 while starting; the end of .*broker.log:\n(.*\n)*.*node.id"
+        ):
+            broker.start(data)
+
+        assert not broker.status(data).running
+
+    def test_a_failed_format_shows_what_was_said(self, data):
+        """A Java that does not take our flags is quoted."""
+        with pytest.raises(NotStarted, match=r"formatting .* ended with 1; it said:\nUnrecognized VM option"):
             LocalBroker(data).launch(jars_of_this_machine(), java_flags=["-XX:+NoSuchFlag"], detached=False)
 
     def test_a_start_that_takes_too_long_is_given_up(self, data):
@@ -193,11 +205,12 @@ class TestBusMeetsBroker:
     async def test_a_publish_that_nobody_acknowledges_ends_with_an_error(self, data):
         """The client would retry for ever; our limit holds, also when the bus is closed."""
         status = broker.start(data, detached=False).status()
-        bus = KafkaBus(str(status.bootstrap), limits=KafkaLimits(publish_s=0.5, close_s=0.5))
+        bus = KafkaBus(str(status.bootstrap), limits=KafkaLimits(outage_s=0.5, close_s=0.5))
         await bus.start()
         await bus.create_topics([CONTROL])
+        await bus.publish("control", b"v", key=b"k")
         await asyncio.to_thread(broker.stop, data)
-        with pytest.raises(BusError, match=r"publishing to rollmill.control, partition 0: no answer .* in 0.5 s"):
+        with pytest.raises(BusError, match=r"publishing to rollmill.control: no answer .* in 0.5 s"):
             await bus.publish("control", b"v", key=b"k")
         await asyncio.wait_for(bus.close(), 5.0)
 
@@ -228,7 +241,7 @@ class TestBusMeetsBroker:
         async with AIOKafkaProducer(bootstrap_servers=kafka, transactional_id="gap") as foreign:
             for value in (b"a", b"b"):
                 async with foreign.transaction():
-                    await foreign.send("gap.control", value)
+                    await foreign.send_and_wait("gap.control", value, key=b"k")
         part = TopicPartition("control", 0)
         reader = await bus.read({part: 0})
         found = []

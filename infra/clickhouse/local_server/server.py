@@ -43,7 +43,7 @@ WORKERS = 16
 MAX_URL_BYTES = 1024 * 1024
 """Longest request line: clients may send SQL in the URL."""
 
-STOP_S = 5.0
+STOP_S = 2.0
 """How long a stop waits for running requests before it kills them."""
 
 _CONTENT_TYPES = {

@@ -11,7 +11,8 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -21,6 +22,7 @@ import msgspec
 import numpy as np
 import torch
 from aiohttp import web
+from transformers.utils import logging as hf_logging
 
 from infra.inference import vllm_wire as wire
 from infra.inference.base import (
@@ -284,6 +286,48 @@ def describe(directory: Path, name: str) -> Served:
     return Served(name=name, root=directory.resolve(), tokenizer_digest=digest)
 
 
+@asynccontextmanager
+async def serving(
+    model_dir: Path,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    name: str = "policy",
+    version: int = 0,
+    dtype: str = "float32",
+    threads: int = 1,
+    limits: EngineLimits | None = None,
+) -> AsyncIterator[str]:
+    """Serve a model while the block runs; gives the address.
+
+    Args:
+        model_dir: What `save_pretrained` wrote.
+        host: Address to listen on.
+        port: Port to listen on; 0 takes a free one.
+        name: Model name that requests carry.
+        version: Version of the weights in the directory.
+        dtype: Number format of the weights: float32, bfloat16 or float16.
+        threads: Threads of torch.
+        limits: How much to take on.
+
+    """
+    if dtype not in DTYPES:
+        raise PolicyRefused(f"dtype {dtype!r} is none of {', '.join(DTYPES)}")
+    torch.set_num_threads(threads)
+    # The bar belongs on a terminal, and a service writes to a log.
+    hf_logging.disable_progress_bar()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    engine = Engine(load_model(model_dir, DTYPES[dtype]), limits=limits, version=version, threads=threads)
+    runner, url = await start_site(PolicyServer(engine, describe(model_dir, name)).application(), host, port)
+    engine.start()
+    try:
+        yield url
+    finally:
+        # The engine first: it answers everyone who waits, so that cleaning up has no handler to wait for.
+        await asyncio.to_thread(engine.stop)
+        await runner.cleanup()
+
+
 def serve(
     model_dir: Path,
     host: str = "127.0.0.1",
@@ -296,42 +340,22 @@ def serve(
     limits: EngineLimits | None = None,
     ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve a model until SIGINT or SIGTERM.
+    """Serve a model until SIGINT or SIGTERM; `ready` is called with the address once requests are taken.
 
-    Args:
-        model_dir: What `save_pretrained` wrote.
-        host: Address to listen on.
-        port: Port to listen on; 0 takes a free one.
-        name: Model name that requests carry.
-        version: Version of the weights in the directory.
-        dtype: Number format of the weights: float32, bfloat16 or float16.
-        threads: Threads of torch.
-        limits: How much to take on.
-        ready: Called with the address once requests are taken.
-
+    The other arguments are those of `serving`.
     """
-    if dtype not in DTYPES:
-        raise PolicyRefused(f"dtype {dtype!r} is none of {', '.join(DTYPES)}")
-    torch.set_num_threads(threads)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    engine = Engine(load_model(model_dir, DTYPES[dtype]), limits=limits, version=version, threads=threads)
-    asyncio.run(_serve(engine, describe(model_dir, name), host, port, ready or _announce))
 
+    async def until_signal() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        served = serving(model_dir, host, port, name=name, version=version, dtype=dtype, threads=threads, limits=limits)
+        async with served as url:
+            (ready or _announce)(url)
+            await stop.wait()
 
-async def _serve(engine: Engine, served: Served, host: str, port: int, ready: Callable[[str], None]) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    runner, url = await start_site(PolicyServer(engine, served).application(), host, port)
-    engine.start()
-    try:
-        ready(url)
-        await stop.wait()
-    finally:
-        # The engine first: it answers everyone who waits, so that cleaning up has no handler to wait for.
-        await asyncio.to_thread(engine.stop)
-        await runner.cleanup()
+    asyncio.run(until_signal())
 
 
 def _announce(url: str) -> None:

@@ -158,11 +158,9 @@ async def test_a_host_that_is_down_is_a_failure_that_names_it(address):
 async def test_an_answer_that_does_not_come_is_a_failure_that_names_the_wait(tmp_path):
     """A host that accepts and then says nothing does not hold a worker for ever."""
 
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        writer.close()
-
-    async with await asyncio.start_unix_server(silent, f"{tmp_path}/host.sock"):
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(f"{tmp_path}/host.sock")
+        silent.listen()
         client = HttpEnvHost(f"unix:{tmp_path}/host.sock", limits=ClientLimits(call_s=0.05))
         with pytest.raises(Failure, match=r"waited .* 0.05 s for the answer to step of the environment host at unix:"):
             await client.step("lease", 1, {"text": "x"})

@@ -79,6 +79,7 @@ async def test_a_lost_lease_ends_the_block_with_its_failure(host, clock):
     taken = await claimed(host, clock)
     with pytest.raises(Failure) as failed:
         async with heartbeat(host, taken.lease, taken.token, clock=clock, every_s=120):
+            await settle()
             await clock.advance(120)
             await asyncio.Event().wait()
 

@@ -8,6 +8,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from infra.clock import SystemClock, VirtualClock, settle
 
 

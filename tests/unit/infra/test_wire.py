@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import zstandard
 from hypothesis import given, settings
+
 from infra import wire
 from infra.bus import Record
 from infra.clock import VirtualClock
@@ -22,7 +23,6 @@ from schemas.control import Control
 from schemas.messages import Task
 from schemas.partition import partition_for
 from schemas.topics import CONTROL, DECISIONS, EPISODES, EVENTS, METRICS, TABLE, TASKS, TRAJECTORIES
-
 from tests.golden.samples import NOW_MS, SAMPLES, TASK
 from tests.logs import read_all
 from tests.strategies import messages
@@ -175,7 +175,7 @@ async def test_a_sender_may_choose_the_partition(bus):
 @pytest.mark.parametrize("name", [name for name, message in SAMPLES.items() if isinstance(message, Control)])
 async def test_control_records_replace_their_key(bus, name):
     """The key is the name of the state, so that compaction keeps the last record of each."""
-    await Publisher(bus, VirtualClock(), "trainer").publish_control(CONTROL, SAMPLES[name])
+    await Publisher(bus, VirtualClock(), "trainer").publish(CONTROL, SAMPLES[name])
     (record,) = await read_all(bus, CONTROL)
     assert record.key is not None
     assert record.key.decode().split("/")[0] in {"run", "credit", "cursor", "policy", "cancel"}

@@ -37,7 +37,7 @@ async def within(seconds, check, log):
 async def test_a_service_that_listens_is_ready_once_it_takes_connections(kind, log, port, tmp_path):
     """Both kinds of address that a service here may have."""
     path = tmp_path / "s"
-    ready = listens(f"unix:{path}" if kind == "unix" else f"127.0.0.1:{port}")
+    ready = listens(f"unix:{path}" if kind == "unix" else f"http://127.0.0.1:{port}")
     assert not await within(0.2, ready.check, log)
 
     def close(_, writer):

@@ -16,6 +16,7 @@ from rollmill.supervisor import (
     SupervisorError,
     What,
 )
+from rollmill.supervisor.readiness import at_once
 
 QUICK = Backoff(first_s=0.0)
 
@@ -87,12 +88,12 @@ def test_the_pause_stays_at_its_cap_for_ever():
 
 async def test_a_service_that_dies_too_often_in_a_row_is_given_up_with_its_last_words(python, events, run_dir):
     """It was ready each time, so only the count shows that it cannot work."""
-    code = "print('ready'); print('the disk is full'); raise SystemExit(1)"
-    services = [python("sink", code, give_up_after=3)]
+    code = "print('the disk is full'); raise SystemExit(1)"
+    services = [python("sink", code, ready=at_once(), give_up_after=3)]
 
     async with Supervisor(services, run_dir=run_dir, on_event=events, backoff=QUICK) as supervisor:
+        await supervisor.start()
         with pytest.raises(CrashLoop) as caught:
-            await supervisor.start()
             await supervisor.wait()
 
     assert "sink died 3 times in a row (last: exit code 1)" in str(caught.value)
@@ -104,7 +105,8 @@ async def test_a_later_life_that_is_not_ready_in_time_is_restarted_too(python, e
     """What it needs may be restarting itself; only the first life's lateness is an error."""
     mark = run_dir / "mark"
     code = (
-        f"import os, signal; lives = len(os.listdir({str(mark)!r})); open({str(mark)!r} + f'/{{lives}}', 'w').close();\n"
+        f"import os, signal; mark = {str(mark)!r}; lives = len(os.listdir(mark))\n"
+        "open(f'{mark}/{lives}', 'w').close()\n"
         "print('hanging' if lives == 1 else 'ready'); signal.pause()"
     )
     mark.mkdir(parents=True)
@@ -128,7 +130,7 @@ async def test_a_later_life_that_is_not_ready_in_time_is_restarted_too(python, e
 
 async def test_a_service_that_finished_its_work_is_left_alone(python, events, run_dir):
     """Restarted on failure only: an exit with 0 is an end, and `wait` returns when all have ended."""
-    trainer = python("trainer", "print('ready')", restart=Restart.ON_FAILURE)
+    trainer = python("trainer", "print('done')", ready=at_once(), restart=Restart.ON_FAILURE)
 
     async with Supervisor([trainer], run_dir=run_dir, on_event=events) as supervisor:
         await supervisor.start()
@@ -140,11 +142,11 @@ async def test_a_service_that_finished_its_work_is_left_alone(python, events, ru
 
 async def test_a_service_that_is_never_restarted_ends_the_supervisor_when_it_fails(python, events, run_dir):
     """A failure nobody mends must not go unseen."""
-    code = "print('ready'); print('lost my data'); raise SystemExit(2)"
+    service = python("x", "print('lost my data'); raise SystemExit(2)", ready=at_once(), restart=Restart.NEVER)
 
-    async with Supervisor([python("x", code, restart=Restart.NEVER)], run_dir=run_dir, on_event=events) as supervisor:
+    async with Supervisor([service], run_dir=run_dir, on_event=events) as supervisor:
+        await supervisor.start()
         with pytest.raises(ServiceDied, match=r"(?s)x failed \(exit code 2\).*lost my data"):
-            await supervisor.start()
             await supervisor.wait()
 
 

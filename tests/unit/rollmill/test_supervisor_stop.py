@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from infra.broker.pidfile import identity_of
+from infra.clock import settle
 from rollmill.supervisor import AlreadyRunning, Backoff, Restart, Supervisor, What, running, supervise
 from rollmill.supervisor.readiness import at_once, says
 from rollmill.supervisor.runfile import LOCK_NAME, STATE_NAME, RunFile
@@ -26,15 +27,13 @@ def child_of(run_dir: Path, name: str) -> int:
 async def gone(pid: int) -> None:
     """Return when a process that is not ours to wait for has ended; killed ones take the system a moment."""
     async with asyncio.timeout(10):
-        while identity_of(pid) is not None:
+        while identity_of(pid) is not None:  # noqa: ASYNC110 - the system has no event for it
             await asyncio.sleep(0)
 
 
 async def test_a_service_that_ignores_the_request_to_end_is_killed_after_its_grace(python, events, run_dir):
     """Ctrl-C must work whatever a service does."""
-    async with Supervisor(
-        [python("deaf", IGNORES, stop_grace_s=0.1)], run_dir=run_dir, on_event=events
-    ) as supervisor:
+    async with Supervisor([python("deaf", IGNORES, stop_grace_s=0.1)], run_dir=run_dir, on_event=events) as supervisor:
         await supervisor.start()
 
     (stopped,) = events.of(What.STOPPED)
@@ -180,6 +179,23 @@ async def test_a_second_signal_kills_what_takes_too_long(python, events, run_dir
     async with asyncio.timeout(10):
         await running_task
     assert [str(event.exit) for event in events.of(What.STOPPED)] == ["killed by SIGKILL"] * 2
+
+
+async def test_a_supervisor_that_ignores_the_end_of_its_terminal_goes_on(python, events, run_dir):
+    """As `nohup` asks; it can still be stopped by other signals."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    supervised = asyncio.create_task(supervise(Supervisor([python("a")], run_dir=run_dir, on_event=events)))
+    try:
+        await events.nth(1, What.READY)
+        os.kill(os.getpid(), signal.SIGHUP)
+        await settle()
+        assert not events.of(What.STOPPED)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await supervised
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+    assert events.order(What.STOPPED) == ["a"]
 
 
 async def test_supervise_ends_when_all_have_finished(python, events, run_dir):

@@ -6,6 +6,7 @@ from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from schemas.arbiter import Arbiter, Ruling
 
 RECORDS = st.lists(st.tuples(st.sampled_from(["g1", "g2"]), st.integers(0, 3), st.sampled_from(["d1", "d2"])))

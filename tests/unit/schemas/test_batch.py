@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from schemas.batch import batch_digest, content_hash
 from schemas.decisions import Member
-
 from tests.golden.samples import MEMBERS
 from tests.strategies import structs
 

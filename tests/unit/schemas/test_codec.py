@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from schemas import codec
 from schemas.codec import DecodeError, decode, encode
 from schemas.messages import Episode, Task
-
 from tests.golden.samples import SAMPLES
 from tests.strategies import FREE_FORM, MESSAGE_TYPES, messages, structs
 
@@ -155,9 +155,12 @@ def test_random_fields_are_a_message_or_a_decode_error(fields, kind):
 
 def _survives(data: bytes) -> None:
     try:
-        encode(decode(data, *MESSAGE_TYPES))
+        message = decode(data, *MESSAGE_TYPES)
     except DecodeError as error:
-        assert error.data is data
+        kept = error.data
+        assert kept is data
+    else:
+        encode(message)
 
 
 @pytest.mark.parametrize(

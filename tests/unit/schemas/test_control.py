@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from schemas.control import control_key
 
+from schemas.control import control_key
 from tests.golden.samples import SAMPLES
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from schemas.decisions import TrainerStarted, VersionPublished, live_decisions
 
 LOGS = st.lists(st.none() | st.integers(0, 12), max_size=12)

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from schemas.decisions import (
     Decision,
     DropReason,
@@ -100,9 +101,7 @@ class History:
     def end(self) -> None:
         """End the run."""
         unused = self.left(Disposition.UNUSED)
-        self.decisions.append(
-            RunEnded(run="r", epoch=0, position=self.position, step=1, reason="done", unused=unused)
-        )
+        self.decisions.append(RunEnded(run="r", epoch=0, position=self.position, step=1, reason="done", unused=unused))
 
     def left(self, place: Disposition) -> tuple[SampleRef, ...]:
         """List what was read and not used."""
@@ -225,9 +224,7 @@ def test_a_sample_trained_and_dropped_is_a_violation():
     """A group is either used or not."""
     made = trained()
     made.decisions.append(
-        GroupDropped(
-            run="r", epoch=0, position=21, group="g", reason=DropReason.STALE, members=(ref(("g", 0), 10),)
-        )
+        GroupDropped(run="r", epoch=0, position=21, group="g", reason=DropReason.STALE, members=(ref(("g", 0), 10),))
     )
     assert violations(made) == "('g', 0): stale and trained"
 
@@ -259,8 +256,9 @@ def test_a_used_sample_without_a_record_is_a_violation():
     assert violations(made) == "('g', 0): trained without an accepted record"
 
 
-def test_a_used_sample_that_nobody_admitted_is_a_violation():
-    """A decision speaks of what was asked for."""
+@pytest.mark.parametrize("sample", [0, 1, 2], ids=["trained", "buffered", "unread"])
+def test_a_sample_that_nobody_admitted_is_a_violation(sample):
+    """A record and a decision speak of what was asked for."""
     made = trained()
-    made.admitted.remove(("g", 0))
-    assert violations(made) == "('g', 0): trained but never admitted"
+    made.admitted.remove(("g", sample))
+    assert violations(made) == f"('g', {sample}): has a record or a decision, but was never admitted"

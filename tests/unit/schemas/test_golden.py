@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from schemas.codec import decode, encode
 from schemas.transcript import check
-
 from tests.golden.samples import FOLDER, SAMPLES, TRANSCRIPT, golden_file
 from tests.strategies import MESSAGE_TYPES
 

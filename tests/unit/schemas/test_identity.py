@@ -6,6 +6,7 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from schemas.identity import (
     GROUP_ID_CHARS,
     SEED_BITS,
@@ -15,16 +16,15 @@ from schemas.identity import (
     sampling_seed,
     task_seed,
 )
-
 from tests.strategies import FREE_FORM, INT64
 
 PAYLOADS = st.dictionaries(st.text(max_size=8), FREE_FORM, max_size=4)
 PAYLOAD = {"b": [1, 2.0, None], "a": {"ü": True, "z": "x"}}
 GOLDEN = {
-    'digest': '92d39d1c8e264431e7ed9b3b31b82f26',
-    'group': 'hpuvn4nyagzcz2ov22s5',
-    'task_seed': 5098217843361119519,
-    'sampling_seed': 7094983014209879373,
+    "digest": "92d39d1c8e264431e7ed9b3b31b82f26",
+    "group": "hpuvn4nyagzcz2ov22s5",
+    "task_seed": 5098217843361119519,
+    "sampling_seed": 7094983014209879373,
 }
 
 

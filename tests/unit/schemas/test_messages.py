@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from schemas.message import Message
 from schemas.messages import Budgets, SampleId
-
 from tests.golden.samples import TASK
 from tests.strategies import MESSAGE_TYPES
 

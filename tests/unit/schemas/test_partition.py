@@ -6,6 +6,7 @@ import pytest
 from aiokafka.partitioner import murmur2 as reference
 from hypothesis import given
 from hypothesis import strategies as st
+
 from schemas.partition import murmur2, partition_for
 
 

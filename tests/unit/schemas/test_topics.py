@@ -6,11 +6,11 @@ import re
 from collections import Counter
 
 import pytest
+
 from schemas import topics
 from schemas.message import Message
 from schemas.messages import Task
 from schemas.topics import DEAD, DECISIONS, EPISODES, ROLLOUTS, STAGES, TABLE, TASKS, TRAJECTORIES, Spread, Topic
-
 from tests.strategies import MESSAGE_TYPES
 
 EACH = pytest.mark.parametrize("topic", TABLE, ids=str)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+
 from schemas.transcript import (
     Transcript,
     TranscriptError,
@@ -15,7 +16,6 @@ from schemas.transcript import (
     pack_logprobs,
     pack_tokens,
 )
-
 from tests.golden.samples import TRANSCRIPT
 from tests.strategies import transcripts
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from enum import StrEnum
 
 import pytest
+
 from schemas.message import Message, Part
 from schemas.outcome import Completed
 from schemas.topics import TABLE
 from schemas.wire_page import attribute_docstrings, enum_section, struct_section, wire_page
-
 from tests.strategies import MESSAGE_TYPES
 
 
@@ -38,7 +38,7 @@ class Cart(Message, frozen=True, kw_only=True, tag="test.cart"):
     """What it is called."""
     colour: Colour = Colour.RED
     """How it looks."""
-    wheels: dict[str, Wheel] = {}
+    wheels: dict[str, Wheel] = {}  # noqa: RUF012 - msgspec copies an empty default
     """Its wheels by name."""
     spare: Wheel | None = None
     """One more."""
@@ -90,7 +90,8 @@ def test_a_kind_of_outcome_shows_what_tells_it_apart():
 def test_an_enumeration_is_rendered_with_its_members():
     """A bar in a sentence does not break the table."""
     assert enum_section(Colour) == (
-        "#### Colour\n\nWhat something looks like.\n\n| value | meaning |\n|---|---|\n| `red` | As blood \\| as roses. |\n"
+        "#### Colour\n\nWhat something looks like.\n\n"
+        "| value | meaning |\n|---|---|\n| `red` | As blood \\| as roses. |\n"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from infra.clickhouse.local_server.errors import SESSION_IS_LOCKED, SESSION_NOT_FOUND, ServerError
 from infra.clickhouse.local_server.sessions import MAX_SESSIONS, Session, Sessions
 
@@ -60,7 +61,7 @@ def test_a_busy_session_is_locked():
     sessions.take("s", must_exist=False)
     with pytest.raises(ServerError) as caught:
         sessions.take("s", must_exist=False)
-    assert SESSION_IS_LOCKED == caught.value.code
+    assert caught.value.code == SESSION_IS_LOCKED
 
 
 def test_a_session_that_must_exist_is_not_made():
@@ -68,10 +69,10 @@ def test_a_session_that_must_exist_is_not_made():
     sessions, now = make_sessions()
     sessions.give_back(sessions.take("s", must_exist=False), 60)
     now.seconds = 61
-    assert 1 == len(sessions.drop_idle())
+    assert len(sessions.drop_idle()) == 1
     with pytest.raises(ServerError) as caught:
         sessions.take("s", must_exist=True)
-    assert (SESSION_NOT_FOUND, 404) == (caught.value.code, caught.value.status)
+    assert (caught.value.code, caught.value.status) == (SESSION_NOT_FOUND, 404)
 
 
 def test_a_busy_session_does_not_run_out():
@@ -79,7 +80,7 @@ def test_a_busy_session_does_not_run_out():
     sessions, now = make_sessions()
     sessions.take("s", must_exist=False)
     now.seconds = 10_000
-    assert [] == sessions.drop_idle()
+    assert sessions.drop_idle() == []
 
 
 def test_beyond_the_limit_the_session_idle_for_longest_goes():
@@ -100,7 +101,7 @@ def test_settings_of_one_statement_do_not_reach_the_next():
     session.remember()
     session.prepare("other", {"insert_deduplication_token": "t", "max_threads": "8"})
     session.restore("other", {"insert_deduplication_token": "t", "max_threads": "8"})
-    assert ({"max_threads": "2"}, "rollmill") == (connection.settings, connection.database)
+    assert (connection.settings, connection.database) == ({"max_threads": "2"}, "rollmill")
 
 
 def test_a_failed_setting_leaves_the_session_usable():
@@ -110,4 +111,4 @@ def test_a_failed_setting_leaves_the_session_usable():
     with pytest.raises(ServerError):
         session.prepare("", {"nosuch": "1"})
     session.restore("", {"nosuch": "1"})
-    assert {"max_threads": "2"} == connection.settings
+    assert connection.settings == {"max_threads": "2"}

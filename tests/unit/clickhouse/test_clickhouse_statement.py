@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from infra.clickhouse.local_server.errors import NOT_IMPLEMENTED, SYNTAX_ERROR, ServerError
 from infra.clickhouse.local_server.statement import MAX_STATEMENT_BYTES, Insert, Query, parse
 
@@ -46,7 +48,8 @@ def test_a_query_has_its_text_first_word_and_output_format(sql, expected):
             "INSERT INTO t SETTINGS async_insert=0 ", "TSV", b"x")),
         (b"INSERT INTO FUNCTION null('a Int8') FORMAT TSV\n1", Insert(
             "INSERT INTO FUNCTION null('a Int8') ", "TSV", b"1")),
-        (b"INSERT INTO t VALUES (1, 'a;b'), (2, 'c') ;\n", Insert("INSERT INTO t ", "Values", b" (1, 'a;b'), (2, 'c')")),
+        (b"INSERT INTO t VALUES (1, 'a;b'), (2, 'c') ;\n", Insert(
+            "INSERT INTO t ", "Values", b" (1, 'a;b'), (2, 'c')")),
         (b"INSERT INTO t (a) values(1)", Insert("INSERT INTO t (a) ", "Values", b"(1)")),
         (b"INSERT INTO t FORMAT Native\n\x00\xff;'", Insert("INSERT INTO t ", "Native", b"\x00\xff;'")),
         (b"INSERT INTO t FORMAT TSV\n\n", Insert("INSERT INTO t ", "TSV", b"\n")),
@@ -88,10 +91,8 @@ def test_rows_are_never_changed(data):
 @given(st.binary(max_size=300))
 def test_any_bytes_are_split_or_refused(sql):
     """Hostile SQL gives a statement or a ServerError, nothing else."""
-    try:
-        assert parse(sql) is not None
-    except ServerError as error:
-        assert error.code in {SYNTAX_ERROR, NOT_IMPLEMENTED}
+    with suppress(ServerError):
+        assert isinstance(parse(sql), Query | Insert)
 
 
 def test_hostile_sql_takes_bounded_time():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from hypothesis import given, settings
+
 from infra.bus import Record
 from infra.clickhouse import rows
 from infra.clickhouse.rows import TABLES, RowError
@@ -14,7 +15,6 @@ from schemas import topics
 from schemas.codec import encode
 from schemas.messages import Trajectory
 from schemas.outcome import Completed
-
 from tests.golden.samples import NOW_MS, SAMPLES, TASK, TRANSCRIPT
 from tests.strategies import messages, transcripts
 
@@ -44,8 +44,7 @@ def test_any_message_gives_full_rows_or_a_row_error(stream, data):
         return
     try:
         found = stream.rows(received(data))
-    except RowError as error:
-        assert " " in str(error)
+    except RowError:
         return
     assert all(len(row) == WIDTHS[table] for table, many in found.items() for row in many)
     assert repr(found) == repr(stream.rows(received(data)))
@@ -79,10 +78,10 @@ def test_a_turn_knows_its_version_and_where_sampling_began():
     message = Trajectory(task=TASK, outcome=DONE, transcript=TRANSCRIPT, stage="eval")
     found = rows.trajectory_rows(received(message))
     first, second = as_dicts(found, rows.TURNS)
-    assert [(5, 3, 0.75), (6, 1, 0.75)] == [(t["version"], t["sampled"], t["temperature"]) for t in (first, second)]
-    assert [-0.5, -1.25, -0.0625] == first["logprobs"][3:]
+    assert [(t["version"], t["sampled"], t["temperature"]) for t in (first, second)] == [(5, 3, 0.75), (6, 1, 0.75)]
+    assert first["logprobs"][3:] == [-0.5, -1.25, -0.0625]
     (row,) = as_dicts(found, rows.TRAJECTORIES)
-    assert (5, 6) == (row["min_version"], row["max_version"])
+    assert (row["min_version"], row["max_version"]) == (5, 6)
 
 
 def test_a_broken_transcript_does_not_hide_the_outcome():
@@ -91,7 +90,7 @@ def test_a_broken_transcript_does_not_hide_the_outcome():
     message = Trajectory(task=TASK, outcome=DONE, transcript=broken, stage="eval")
     found = rows.trajectory_rows(received(message))
     (row,) = as_dicts(found, rows.TRAJECTORIES)
-    assert ("completed", 1.0, 0) == (row["outcome"], row["reward"], row["turns"])
+    assert (row["outcome"], row["reward"], row["turns"]) == ("completed", 1.0, 0)
     assert "differ in length" in row["cause"]
     assert "turns" not in found
 
@@ -109,19 +108,19 @@ def test_a_dead_letter_keeps_its_bytes_and_says_where_it_came_from():
     headers = (("x-orig-topic", b"tasks"), ("x-orig-offset", b"12"), ("x-cause", b"not msgpack"), ("odd", b"\xff"))
     record = Record("dead", 3, 9, NOW_MS, b"k", b"\x00\xff", headers)
     (row,) = as_dicts(rows.dead_rows(record), rows.DEAD)
-    assert ("tasks", 12, "not msgpack", b"\x00\xff") == (
+    assert (
         row["source_topic"],
         row["source_offset"],
         row["cause"],
         row["value"],
-    )
+    ) == ("tasks", 12, "not msgpack", b"\x00\xff")
 
 
 def test_a_foreign_dead_letter_is_stored_too():
     """Headers may be missing or nonsense."""
     record = Record("dead", 0, 0, NOW_MS, None, None, (("x-orig-offset", b"-1"),))
     (row,) = as_dicts(rows.dead_rows(record), rows.DEAD)
-    assert (b"", 0) == (row["value"], row["source_offset"])
+    assert (row["value"], row["source_offset"]) == (b"", 0)
 
 
 def test_the_streams_are_the_topics_that_the_table_gives_to_the_sink():

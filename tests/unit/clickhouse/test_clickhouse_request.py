@@ -8,6 +8,7 @@ from base64 import b64encode
 
 import pytest
 import zstandard
+
 from infra.clickhouse.local_server import request
 from infra.clickhouse.local_server.errors import (
     AUTHENTICATION_FAILED,
@@ -27,17 +28,17 @@ def test_what_is_not_an_argument_is_a_setting():
         {},
         b"",
     )
-    assert ({"x": "5"}, {"max_threads": "2"}, "d", b"SELECT 1") == (
+    assert (
         query.parameters,
         query.settings,
         query.database,
         query.sql,
-    )
+    ) == ({"x": "5"}, {"max_threads": "2"}, "d", b"SELECT 1")
 
 
 def test_the_body_follows_the_query():
     """An INSERT in the URL gets its rows from the body."""
-    assert b"INSERT INTO t FORMAT CSV\n1" == request.read({"query": "INSERT INTO t FORMAT CSV"}, {}, b"1").sql
+    assert request.read({"query": "INSERT INTO t FORMAT CSV"}, {}, b"1").sql == b"INSERT INTO t FORMAT CSV\n1"
 
 
 @pytest.mark.parametrize("name", ["compress", "decompress", "role"])
@@ -45,7 +46,7 @@ def test_unsupported_arguments_are_refused(name):
     """A client that needs what is not there is told so, not answered wrongly."""
     with pytest.raises(ServerError, match=name) as caught:
         request.read({name: "1"}, {}, b"")
-    assert (NOT_IMPLEMENTED, 501) == (caught.value.code, caught.value.status)
+    assert (caught.value.code, caught.value.status) == (NOT_IMPLEMENTED, 501)
 
 
 @pytest.mark.parametrize("timeout", ["-1", "x", "3601"])
@@ -53,7 +54,7 @@ def test_a_bad_session_timeout_is_refused(timeout):
     """Seconds, with an upper bound."""
     with pytest.raises(ServerError) as caught:
         request.read({"session_timeout": timeout}, {}, b"")
-    assert INVALID_SESSION_TIMEOUT == caught.value.code
+    assert caught.value.code == INVALID_SESSION_TIMEOUT
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_the_password_may_come_in_three_ways(arguments, headers):
     request.authenticate(arguments, headers, "secret")
     with pytest.raises(ServerError) as caught:
         request.authenticate(arguments, headers, "other")
-    assert AUTHENTICATION_FAILED == caught.value.code
+    assert caught.value.code == AUTHENTICATION_FAILED
 
 
 @pytest.mark.parametrize("header", ["Basic !!!", "Bearer abc"])
@@ -77,7 +78,7 @@ def test_an_authorization_that_is_not_basic_is_refused(header):
     """It is never taken for no authorization."""
     with pytest.raises(ServerError) as caught:
         request.authenticate({}, {"Authorization": header}, "")
-    assert AUTHENTICATION_FAILED == caught.value.code
+    assert caught.value.code == AUTHENTICATION_FAILED
 
 
 @pytest.mark.parametrize(
@@ -86,14 +87,14 @@ def test_an_authorization_that_is_not_basic_is_refused(header):
 )
 def test_bodies_are_decompressed(encoding, pack):
     """Each encoding gives back what was packed."""
-    assert b"rows" * 100 == request.decode_body(pack(b"rows" * 100), encoding)
+    assert request.decode_body(pack(b"rows" * 100), encoding) == b"rows" * 100
 
 
 def test_a_body_that_is_not_what_it_says_is_refused():
     """Broken compression is the client's error."""
     with pytest.raises(ServerError) as caught:
         request.decode_body(b"nonsense", "zstd")
-    assert CANNOT_DECOMPRESS == caught.value.code
+    assert caught.value.code == CANNOT_DECOMPRESS
 
 
 @pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("zstd", zstandard.compress)])
@@ -102,7 +103,7 @@ def test_a_small_body_cannot_grow_beyond_the_limit(monkeypatch, encoding, pack):
     monkeypatch.setattr(request, "MAX_BODY_BYTES", 1 << 20)
     with pytest.raises(ServerError) as caught:
         request.decode_body(pack(bytes(8 << 20)), encoding)
-    assert (TOO_MANY_BYTES, 413) == (caught.value.code, caught.value.status)
+    assert (caught.value.code, caught.value.status) == (TOO_MANY_BYTES, 413)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,71 @@
+"""Waits for the outcomes of a run that nobody trains on: an evaluation, or a batch of tasks just published.
+
+Reads the run's partition of `trajectories` through the arbiter, so each sample is counted once. It knows no trainer
+and commits nothing: reading again gives the same outcomes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from infra.bus import Bus, Record, TopicPartition
+from infra.clock import Clock
+from infra.errors import WaitTimeout
+from infra.wire import unpack
+from schemas.arbiter import Arbiter, Ruling
+from schemas.codec import DecodeError
+from schemas.control import RunManifest
+from schemas.messages import Trajectory
+from schemas.partition import partition_for
+from schemas.topics import TRAJECTORIES
+
+POLL_S: Final = 0.5
+BATCH: Final = 500
+
+
+async def outcomes(
+    bus: Bus,
+    clock: Clock,
+    manifest: RunManifest,
+    samples: int,
+    *,
+    limit_s: float,
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> list[Trajectory]:
+    """Return the accepted trajectories of a run, in log order, once there are `samples` of them.
+
+    Raises:
+        WaitTimeout: they did not come within limit_s; says how many did.
+    """
+    tp = TopicPartition(TRAJECTORIES.name, partition_for(manifest.run, TRAJECTORIES.partitions))
+    reader = await bus.read({tp: manifest.trajectories_start})
+    arbiter, found = Arbiter(), list[Trajectory]()
+    until = clock.monotonic() + limit_s
+    try:
+        while len(found) < samples:
+            if clock.monotonic() > until:
+                raise WaitTimeout(
+                    f"waited {limit_s:g} s for {samples} outcomes of run {manifest.run!r}, {len(found)} came; "
+                    f"`rollmill status` shows which stage is behind"
+                )
+            for record in await reader.poll(BATCH, POLL_S):
+                trajectory = await _accepted(record, manifest.run, arbiter)
+                if trajectory is not None:
+                    found.append(trajectory)
+            on_progress(len(found))
+    finally:
+        await reader.close()
+    return found
+
+
+async def _accepted(record: Record, run: str, arbiter: Arbiter) -> Trajectory | None:
+    try:
+        trajectory = (await unpack(TRAJECTORIES, record)).message
+    except DecodeError:
+        return None  # not a terminal record of anything; its writer is to blame, and the sink says so
+    task = trajectory.task
+    if task.run != run:
+        return None
+    ruling = arbiter.rule(task.group, task.sample, task.payload_digest, record.offset)
+    return trajectory if ruling is Ruling.ACCEPTED else None

@@ -1,0 +1,5 @@
+"""`python -m rollmill`: the same as `rollmill`, by the Python that runs now."""
+
+from rollmill.cli import main
+
+main()

@@ -1,0 +1,76 @@
+"""`rollmill policy`: serves a model, or brings the weights of a run into an engine that is served elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from infra.clock import SystemClock
+from infra.config import Config
+from infra.connect import connected
+from infra.control import ControlView
+from infra.errors import ConfigError
+from infra.inference.base import PolicyError
+from infra.inference.sync import WeightSync
+from infra.inference.vllm import VllmClient
+from infra.service import set_up_logging, until_stopped
+from infra.wire import Publisher
+from rollmill import output
+
+
+@click.group("policy")
+def command() -> None:
+    """Serve a policy, or follow a run's weights."""
+
+
+@command.command("serve")
+@click.option("--model", type=click.Path(path_type=Path), default=None, help="Model directory; `policy.model` if not.")
+@click.option("--port", default=8000, show_default=True, help="Port on loopback; 0 for a free one.")
+@click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Torch threads.")
+@output.config_options
+def serve(model: Path | None, port: int, threads: int, config: Config) -> None:
+    """Serve a model directory until stopped; needs the extra `train`."""
+    set_up_logging()
+    try:
+        from infra.inference.local_server.app import serve as serve_model  # noqa: PLC0415 - imports torch
+    except ImportError as error:
+        raise ConfigError(f"the local policy needs torch: pip install 'rollmill[train]' ({error})") from error
+    try:
+        serve_model(model or config.policy.model, port=port, name=config.policy.name, threads=threads, ready=_say)
+    except (PolicyError, OSError) as error:
+        raise ConfigError(str(error)) from error
+
+
+@command.command("follow")
+@click.argument("run")
+@output.config_options
+def follow(run: str, config: Config) -> None:
+    """Bring every version that a run's trainer announces into the engine at `policy.url` (ours or vLLM)."""
+    set_up_logging()
+    output.run(_follow(run, config))
+
+
+async def _follow(run: str, config: Config) -> None:
+    clock = SystemClock()
+    async with (
+        connected(config.bus, client="policy") as bus,
+        VllmClient(config.policy.url, model=config.policy.name) as client,
+    ):
+        control = ControlView(bus, clock)
+        await control.start()
+        reading = asyncio.create_task(control.follow())
+        sync = WeightSync(control, client, clock, Publisher(bus, clock, "policy"), run=run)
+        try:
+            await until_stopped(sync.run())
+        finally:
+            reading.cancel()
+            with suppress(asyncio.CancelledError):
+                await reading
+            await control.close()
+
+
+def _say(url: str) -> None:
+    click.echo(f"policy at {url}")

@@ -1,0 +1,62 @@
+"""`rollmill show RUN/GROUP/SAMPLE`: one sample token by token, from the log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from infra.clock import SystemClock
+from infra.config import Config
+from infra.connect import connected
+from infra.errors import ConfigError
+from rollmill import output
+from rollmill.ledger import find_trajectories
+from rollmill.transcript_view import conversation, ending
+from schemas import transcript
+from schemas.messages import Trajectory
+from stages.run.render import Renderer
+
+
+@click.command("show")
+@click.argument("sample")
+@click.option("--model", type=click.Path(path_type=Path), default=None, help="Directory of its tokenizer.")
+@output.json_option
+@output.config_options
+def command(sample: str, model: Path | None, as_json: bool, config: Config) -> None:
+    """Show a sample, named RUN/GROUP/SAMPLE; RUN alone or RUN/GROUP shows the first that is found."""
+    found = output.run(_find(sample, config))
+    if found is None:
+        raise ConfigError(f"no outcome of {sample!r} in `trajectories`: it may still run (`rollmill status`)")
+    output.print_result(_plain(found), as_json, lambda _: _show(found, Renderer(model or config.policy.model)))
+
+
+async def _find(sample: str, config: Config) -> Trajectory | None:
+    run, _, rest = sample.partition("/")
+    group, _, number = rest.partition("/")
+    if number and not number.isdigit():
+        raise ConfigError(f"{sample!r}: the sample is a number, as in my-run/abcdefghij0123456789/0")
+    async with connected(config.bus, client="show") as bus:
+        async for trajectory in find_trajectories(bus, SystemClock(), run):
+            task = trajectory.task
+            if group in {"", task.group} and number in {"", str(task.sample)}:
+                return trajectory
+    return None
+
+
+def _plain(found: Trajectory) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(found, builtin_types=(bytes,))
+    plain["transcript"] = transcript.as_builtins(found.transcript) if found.transcript else None
+    return plain
+
+
+def _show(found: Trajectory, renderer: Renderer) -> None:
+    task = found.task
+    output.console.print(f"[bold]{task.run}/{task.group}/{task.sample}[/] attempt {task.attempt}, {task.family}")
+    if found.tokenizer_digest not in {"", renderer.digest}:
+        output.console.print(f"sampled with another tokenizer: give its directory with --model\n{ending(found)}")
+        return
+    for line in conversation(found, renderer):
+        output.console.print(line)

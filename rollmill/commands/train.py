@@ -1,0 +1,89 @@
+"""`rollmill train RUN.toml`: writes the run's manifest and trains; `--resume` goes on with a run."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from infra.bus import Bus
+from infra.clock import Clock, SystemClock
+from infra.config import Config
+from infra.connect import connected
+from infra.inference.model_digest import tokenizer_digest
+from infra.service import set_up_logging
+from infra.wire import Publisher
+from producers.publish import ensure_manifest
+from producers.sources import describe
+from rollmill import output
+from schemas.control import RunManifest
+from schemas.transcript import Sampling
+from trainer.config import RunConfig, load_config
+from trainer.loop import RunResult
+from trainer.loop import run as run_trainer
+from trainer.progress import Progress
+
+
+@click.command("train")
+@click.argument("run_toml", type=click.Path(path_type=Path))
+@click.option("--resume", is_flag=True, help="Go on with a run that was started before.")
+@click.option("--run-set", "run_overrides", multiple=True, metavar="KEY=VALUE", help="Override a value of RUN.toml.")
+@output.json_option
+@output.config_options
+def command(run_toml: Path, resume: bool, run_overrides: tuple[str, ...], as_json: bool, config: Config) -> None:
+    """Train a policy. The feeder, the stages and the policy run beside it: see `rollmill up`."""
+    set_up_logging("WARNING" if as_json else "INFO")
+    result = output.run(_train(load_config(run_toml, run_overrides), config, resume=resume))
+    output.print_result(asdict(result), as_json, _show)
+
+
+async def _train(run: RunConfig, config: Config, *, resume: bool) -> RunResult:
+    clock = SystemClock()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with connected(config.bus, client="trainer") as bus:
+        await write_manifest(run, bus, clock)
+        return await run_trainer(run, bus, clock, resume=resume, stop=stop, on_progress=_StepLines().say)
+
+
+async def write_manifest(run: RunConfig, bus: Bus, clock: Clock) -> RunManifest:
+    """Write the run's manifest if it has none. Raises ConfigError when it has another one."""
+    tasks = describe(dict(run.tasks))
+    wanted = RunManifest(
+        run=run.run,
+        seed=run.seed,
+        samples=run.algorithm.samples,
+        budgets=tasks.budgets,
+        horizon=run.algorithm.horizon,
+        max_sampled_tokens=tasks.max_sampled_tokens,
+        sampling=Sampling(temperature=run.algorithm.temperature, max_tokens=tasks.max_tokens),
+        paced=True,
+        extra={"tokenizer_digest": tokenizer_digest(run.model), "model": str(run.model)},
+    )
+    return await ensure_manifest(bus, clock, Publisher(bus, clock, "trainer"), wanted)
+
+
+class _StepLines:
+    """Prints one line for each step."""
+
+    def __init__(self) -> None:
+        self._shown = 0
+
+    def say(self, progress: Progress) -> None:
+        if progress.step == self._shown or progress.phase == "training":
+            return
+        self._shown = progress.step
+        output.errors.print(
+            f"step {progress.step}: success {progress.success:.2f}, recent {progress.recent_success:.2f}, "
+            f"reward {progress.reward:.2f}, kept {progress.kept}, dropped {sum(progress.dropped.values())}, "
+            f"lag {progress.last.lag_mean:.2f}, idle {progress.idle_share:.0%}, version {progress.version}"
+        )
+
+
+def _show(result: dict[str, Any]) -> None:
+    output.console.print(f"ended after {result['steps']} steps: {result['reason']}; model in {result['directory']}")

@@ -1,0 +1,90 @@
+"""`rollmill up`: all services on this machine, supervised until stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from infra import broker
+from infra.config import load
+from infra.errors import ConfigError
+from infra.service import set_up_logging
+from rollmill import output
+from rollmill.services import DATA_DIR, LocalPlan, local_services, make_plan
+from rollmill.supervisor import Event, Supervisor, supervise
+
+DEBUG_MODEL = "debug-model"
+"""Folder of the model that is made when none is given."""
+
+
+@click.command("up")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=DATA_DIR,
+    show_default=True,
+    help="Everything of the local system is kept here.",
+)
+@click.option("--model", type=click.Path(path_type=Path), default=None, help="Model directory; a debug one without it.")
+@click.option("--bootstrap", envvar="ROLLMILL_BUS__BOOTSTRAP", default=None, help="A Kafka that runs already.")
+@click.option("--policy-url", envvar="ROLLMILL_POLICY__URL", default=None, help="An engine that runs already.")
+@click.option(
+    "--clickhouse-url", envvar="ROLLMILL_CLICKHOUSE__URL", default=None, help="A ClickHouse that runs already."
+)
+@click.option("--run-workers", default=2, show_default=True, type=click.IntRange(1), help="RUN workers.")
+@click.option("--config", "config_path", type=click.Path(path_type=Path), default=None, help="TOML file with limits.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a setting.")
+def command(
+    data: Path,
+    model: Path | None,
+    bootstrap: str | None,
+    policy_url: str | None,
+    clickhouse_url: str | None,
+    run_workers: int,
+    config_path: Path | None,
+    overrides: tuple[str, ...],
+) -> None:
+    """Start broker, ClickHouse, policy, environment host, stages, reaper and sink, and keep them running."""
+    set_up_logging("WARNING")
+    plan = make_plan(
+        data,
+        base=load(config_path, overrides),
+        model=model or data / DEBUG_MODEL,
+        bootstrap=bootstrap,
+        policy_url=policy_url,
+        clickhouse_url=clickhouse_url,
+        run_workers=run_workers,
+    )
+    if bootstrap is None:
+        broker.prepare()
+    if model is None:
+        _make_debug_model(data / DEBUG_MODEL)
+    output.run(_up(plan))
+
+
+def _make_debug_model(directory: Path) -> None:
+    """Make a small byte-level model with random weights: it exercises everything and earns nothing, honestly."""
+    if (directory / "config.json").exists():
+        return
+    try:
+        from trainer.models import create_debug_model  # noqa: PLC0415 - imports torch
+    except ImportError as error:
+        raise ConfigError(f"the local policy needs torch: pip install 'rollmill[train]' ({error})") from error
+    create_debug_model(directory, seed=0)
+    output.console.print(f"no --model given: the policy is a debug model with random weights ({directory})")
+
+
+async def _up(plan: LocalPlan) -> None:
+    supervisor = Supervisor(local_services(plan), run_dir=plan.run_dir, addresses=plan.addresses, on_event=_say)
+    await supervise(supervisor, before=plan.write, ready=lambda: _ready(plan))
+
+
+def _say(event: Event) -> None:
+    output.console.print(str(event), style="dim", highlight=False)
+
+
+def _ready(plan: LocalPlan) -> None:
+    output.print_table("ready", ("service", "address"), list(plan.addresses.items()))
+    output.console.print(f"logs: {plan.run_dir / 'logs'}\nsettings for commands called here: {plan.config_path}")
+    output.console.print("next: rollmill publish FILE.jsonl --run RUN; rollmill status; stop with Ctrl-C")

@@ -1,0 +1,292 @@
+"""The demo's story, from an untrained model to a replayed run; every number in its result was measured on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from infra.errors import RollmillError
+from rollmill.demo.baselines import baseline
+from rollmill.demo.chart import draw
+from rollmill.demo.evaluation import Score, Suite, evaluate
+from rollmill.demo.machine import Conservation, Machine
+from rollmill.demo.recipe import Recipe
+from rollmill.demo.screen import Screen
+from rollmill.demo.warmstart import warm
+from rollmill.lag import stage_lags
+from rollmill.transcript_view import conversation
+from rollmill.watch import RunState, RunWatch
+from schemas.outcome import Completed
+from stages.handlers.keydoor_policies import expert, random_player
+from stages.run.render import Renderer
+from trainer.replay import ReplayReport, replay
+from trainer.sft import SftProgress
+
+T = TypeVar("T")
+
+REPLAYED = 10
+"""Batches replayed at the end."""
+
+START_LIMIT_S = 120.0
+"""Longest wait for a trainer step, seconds; a restart of the trainer is inside it."""
+
+SHOW_EVERY_S = 0.5
+"""The figures are refreshed this often, seconds."""
+
+
+class DemoFailed(RollmillError):
+    """The demo cannot go on; what was started is stopped."""
+
+
+@dataclass
+class Kills:
+    """What was killed on the way, and what it cost."""
+
+    count: int = 0
+    """Processes killed."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Service -> seconds until it was back at work."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """Where the demo keeps its things."""
+
+    run: str
+    """Name of the run that is trained."""
+    seed: int
+    """Seed of everything."""
+    base: Path
+    """The untrained model."""
+    warm: Path
+    """The warm-started model."""
+    run_toml: Path
+    """The run's configuration."""
+    chart: Path
+    """The picture."""
+
+
+async def tell(machine: Machine, story: Story, recipe: Recipe, screen: Screen, *, kill: bool) -> dict[str, Any]:
+    """Run the demo on a machine and return its result.
+
+    Raises:
+        DemoFailed: the warm start is not fit for training, or training ended without a step.
+    """
+    warming = asyncio.create_task(_warm_start(story, recipe, screen))
+    try:
+        async with machine:
+            screen.say(f"services are up on [bold]{machine.name}[/]")
+            await _unless_broken(machine, warming)
+            result, before, after, state = await _unless_broken(
+                machine, _play(machine, story, recipe, screen, kill=kill)
+            )
+    finally:
+        warming.cancel()
+        with suppress(asyncio.CancelledError):
+            await warming
+    await asyncio.to_thread(_chart, story, recipe, before, after, state)
+    screen.say(f"chart: {story.chart}")
+    return result
+
+
+async def _play(
+    machine: Machine, story: Story, recipe: Recipe, screen: Screen, *, kill: bool
+) -> tuple[dict[str, Any], dict[str, Score], dict[str, Score], RunState]:
+    """Evaluate, train, evaluate, replay, check."""
+    await machine.load(story.warm)
+    before = await _measure(machine, story, recipe, screen, "before")
+    _require_fit(before["sampled"], recipe)
+    state, kills = await _train(machine, story, recipe, screen, kill=kill)
+    after = await _measure(machine, story, recipe, screen, "after")
+    _show_episode(story, before["sampled"], after["sampled"], screen)
+    report = await replay(machine.bus, machine.clock, story.run, last=REPLAYED)
+    screen.say(f"replay: [bold]{report.summary()}[/]")
+    seconds = screen.seconds
+    place = await machine.conservation(story.run)
+    _show_conservation(place, screen)
+    return _result(machine, before, after, state, kills, report, place, seconds), before, after, state
+
+
+async def _unless_broken(machine: Machine, work: Coroutine[Any, Any, T] | asyncio.Task[T]) -> T:
+    """Return what the work gives, or raise at once what broke the machine under it."""
+    working, watching = asyncio.ensure_future(work), asyncio.create_task(machine.watch())
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if watching.done():
+            watching.result()
+        return await working
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _warm_start(story: Story, recipe: Recipe, screen: Screen) -> None:
+    def on_step(progress: SftProgress) -> None:
+        screen.figures(f"warm start: step {progress.step}/{progress.steps}, loss {progress.loss:.3f}")
+
+    result = await asyncio.to_thread(warm, story.base, story.warm, recipe, story.seed, on_step)
+    screen.say(f"warm start done: loss {result.first_loss:.2f} -> {result.last_loss:.2f} in {result.steps} steps")
+
+
+async def _measure(machine: Machine, story: Story, recipe: Recipe, screen: Screen, when: str) -> dict[str, Score]:
+    """Play all suites at once, so that the engine batches across them."""
+    done = dict.fromkeys((suite.name for suite in recipe.suites()), 0)
+    total = sum(suite.episodes for suite in recipe.suites())
+
+    async def one(suite: Suite) -> Score:
+        def on_progress(count: int) -> None:
+            done[suite.name] = count
+            screen.figures(f"evaluation {when}: {sum(done.values())}/{total} episodes")
+
+        run = f"{story.run}-{when}-{suite.name}"
+        return await evaluate(machine.bus, machine.clock, suite, run=run, seed=story.seed, on_progress=on_progress)
+
+    scores = await asyncio.gather(*(one(suite) for suite in recipe.suites()))
+    found = {suite.name: score for suite, score in zip(recipe.suites(), scores, strict=True)}
+    sampled = found["sampled"]
+    screen.say(
+        f"{when}: success [bold]{sampled.success:.2f}[/] ({sampled.low:.2f} to {sampled.high:.2f}), "
+        f"greedy {found['greedy'].success:.2f}, 7x7 {found['7x7'].success:.2f}, format {sampled.valid:.2f}"
+    )
+    return found
+
+
+def _require_fit(score: Score, recipe: Recipe) -> None:
+    if score.valid < recipe.format_floor or score.success < recipe.success_floor:
+        raise DemoFailed(
+            f"the warm start is not fit for training: format {score.valid:.2f} (at least {recipe.format_floor}), "
+            f"success {score.success:.2f} (at least {recipe.success_floor}); try another --seed"
+        )
+
+
+async def _train(
+    machine: Machine, story: Story, recipe: Recipe, screen: Screen, *, kill: bool
+) -> tuple[RunState, Kills]:
+    watch, kills = RunWatch(machine.bus, machine.clock, story.run), Kills()
+    await watch.start()
+    following = asyncio.create_task(watch.follow())
+    showing = asyncio.create_task(_show_figures(machine, watch, recipe, screen))
+    try:
+        await machine.train(story.run_toml)
+        if kill:
+            await _kill(machine, "run", watch, recipe.kill_run_after, kills, screen)
+            await _kill(machine, "trainer", watch, recipe.kill_trainer_after, kills, screen)
+        limit_s = recipe.time_limit_s + START_LIMIT_S
+        await watch.until(lambda state: state.ended is not None, "the end", limit_s)
+    finally:
+        for task in (following, showing):
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+    state = watch.state
+    if not state.step:
+        raise DemoFailed(f"training ended without a step: {state.ended}")
+    screen.say(f"training ended after [bold]{state.step}[/] steps: {state.ended}; {state.repeated} starts repeated")
+    return state, kills
+
+
+async def _kill(machine: Machine, service: str, watch: RunWatch, after: int, kills: Kills, screen: Screen) -> None:
+    """Kill one process after a step and wait until it works again."""
+    await watch.until(
+        lambda state: state.step >= after or state.ended is not None, f"step {after}", START_LIMIT_S * after
+    )
+    if watch.state.ended is not None:
+        return
+    in_flight, lags = watch.state.in_flight.total(), await stage_lags(machine.bus)
+    seconds = await machine.kill(service)
+    if seconds is None:
+        return
+    kills.count += 1
+    kills.seconds[service] = seconds
+    behind = ", ".join(f"{lag.stage} {lag.lag}" for lag in lags)
+    screen.say(
+        f"[yellow]kill -9 {service}[/] at step {after}: {in_flight} samples in flight, lag {behind}; "
+        f"back after [bold]{seconds:.1f} s[/], {watch.state.repeated} starts repeated so far"
+    )
+
+
+async def _show_figures(machine: Machine, watch: RunWatch, recipe: Recipe, screen: Screen) -> None:
+    began = machine.clock.monotonic()
+    while True:
+        left_s = recipe.time_limit_s - (machine.clock.monotonic() - began)
+        screen.training(watch.state, await stage_lags(machine.bus), max_steps=recipe.max_steps, left_s=left_s)
+        await machine.clock.sleep(SHOW_EVERY_S)
+
+
+def _show_episode(story: Story, before: Score, after: Score, screen: Screen) -> None:
+    """Show the same hunt before and after: one that was lost at first and won later."""
+    renderer = Renderer(story.warm)
+    lost = {t.task.row: t for t in before.trajectories if isinstance(t.outcome, Completed) and not t.outcome.success}
+    for later in after.trajectories:
+        if later.task.row in lost and isinstance(later.outcome, Completed) and later.outcome.success:
+            for title, shown in (("before", lost[later.task.row]), ("after", later)):
+                screen.say(f"one hunt, {title}:")
+                for line in conversation(shown, renderer):
+                    screen.console.print(line)
+            return
+
+
+def _show_conservation(place: Conservation, screen: Screen) -> None:
+    parts = " + ".join(f"{count} {name}" for name, count in place.counts.items())
+    verdict = "[green]conserved[/]" if place.conserved else "[red]NOT conserved[/]"
+    screen.say(f"{place.admitted} samples admitted = {parts}: {verdict}")
+    for violation in place.violations[:5]:
+        screen.say(f"[red]{violation}[/]")
+
+
+def _chart(story: Story, recipe: Recipe, before: dict[str, Score], after: dict[str, Score], state: RunState) -> None:
+    suite = recipe.suites()[0]
+    best = baseline(expert, suite, story.seed)
+    players = {
+        "random": baseline(random_player, suite, story.seed),
+        "warm start": before["sampled"],
+        "final": after["sampled"],
+        "expert": best,
+    }
+    draw(story.chart, players, state.curve, best.turns)
+
+
+def _result(
+    machine: Machine,
+    before: dict[str, Score],
+    after: dict[str, Score],
+    state: RunState,
+    kills: Kills,
+    report: ReplayReport,
+    place: Conservation,
+    seconds: float,
+) -> dict[str, Any]:
+    return {
+        "bus": machine.name,
+        "success_before": before["sampled"].success,
+        "success_after": after["sampled"].success,
+        "ci": {
+            "before": [before["sampled"].low, before["sampled"].high],
+            "after": [after["sampled"].low, after["sampled"].high],
+        },
+        "greedy_before": before["greedy"].success,
+        "greedy_after": after["greedy"].success,
+        "success_7x7_before": before["7x7"].success,
+        "success_7x7_after": after["7x7"].success,
+        "format_before": before["sampled"].valid,
+        "turns_before": before["sampled"].turns,
+        "turns_after": after["sampled"].turns,
+        "seconds": round(seconds, 1),
+        "steps": state.step,
+        "stopped": state.ended,
+        "groups_kept": state.kept,
+        "groups_dropped": dict(state.dropped),
+        "trajectories": place.admitted,
+        "dispositions": place.counts,
+        "kills": kills.count,
+        "recovered_s": {name: round(value, 1) for name, value in kills.seconds.items()},
+        "repeated": state.repeated,
+        "replay_equal": report.all_equal,
+        "replay": report.summary(),
+        "conserved": place.conserved,
+    }

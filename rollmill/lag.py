@@ -1,0 +1,51 @@
+"""Consumer lag of the stages: how many records of its topics each group has not committed yet.
+
+Committed is the lowest offset in work, so records in flight and records done behind a slow one count as lag too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from infra.bus import Bus
+from schemas.message import Message
+from schemas.topics import EPISODES, INIT_RETRY_5S, ROLLOUTS, TASKS, Topic
+
+STAGE_TOPICS: Mapping[str, Sequence[Topic[Message]]] = {
+    "init": (TASKS, INIT_RETRY_5S),
+    "run": (EPISODES,),
+    "eval": (ROLLOUTS,),
+}
+"""Consumer group -> topics it reads."""
+
+
+@dataclass(frozen=True)
+class StageLag:
+    """How far one stage is behind."""
+
+    stage: str
+    """Name of the stage and its group."""
+    lag: int = 0
+    """Records not committed."""
+    topics: dict[str, int] = field(default_factory=dict)
+    """The same by topic."""
+
+
+async def stage_lags(bus: Bus) -> list[StageLag]:
+    """Return the lag of every stage."""
+    return list(await asyncio.gather(*(_stage_lag(bus, stage, topics) for stage, topics in STAGE_TOPICS.items())))
+
+
+async def _stage_lag(bus: Bus, stage: str, topics: Sequence[Topic[Message]]) -> StageLag:
+    behind = {topic.name: await _topic_lag(bus, stage, topic.name) for topic in topics}
+    return StageLag(stage, sum(behind.values()), behind)
+
+
+async def _topic_lag(bus: Bus, group: str, topic: str) -> int:
+    begin, end, committed = await asyncio.gather(
+        bus.begin_offsets(topic), bus.end_offsets(topic), bus.committed(group, topic)
+    )
+    done = {part: committed[part].offset if part in committed else first for part, first in begin.items()}
+    return sum(last - done[part] for part, last in end.items())

@@ -1,0 +1,247 @@
+"""The services of one machine, as data: what `rollmill up` runs, in which order, and when each is ready.
+
+    broker -> topics -> init, run, eval, reaper, sink
+    policy           -> run
+    envhost          -> init, run
+    clickhouse       -> sink
+
+A `LocalPlan` holds the addresses and directories; `local_services` turns it into `Service`s. What is said to run
+elsewhere (a Kafka, an engine, a ClickHouse) is not started, and nothing waits for it here. No process is touched.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from infra.broker.local import HOST, START_LIMIT_S, STOP_LIMIT_S
+from infra.config import Config, dump
+from infra.envhost.address import UNIX_PATH_BYTES
+from rollmill import ports
+from rollmill.supervisor import Restart, Service
+from rollmill.supervisor.readiness import answers_http, answers_kafka, at_once, done, listens, says
+
+DATA_DIR = Path(".rollmill")
+"""Where a local system keeps its data, unless told otherwise."""
+
+CONFIG_NAME = "config.toml"
+PORTS_NAME = "ports.json"
+RUN_NAME = "run"
+
+MODEL_LIMIT_S = 180.0
+"""Longest that an engine may take to load its model."""
+
+JOIN_LIMIT_S = 60.0
+"""Longest that a worker may take to join its consumer group; after a kill -9 it waits for a session to run out."""
+
+EXTRA_GRACE_S = 5.0
+"""A service is given this much longer to end than it allows itself."""
+
+OWNS_PARTITIONS = r": owns \d+ partitions"
+"""What a worker logs when its group has given it its share."""
+
+Argv = Callable[..., tuple[str, ...]]
+"""(command, options ...) -> program and arguments."""
+
+
+def rollmill(*arguments: str) -> tuple[str, ...]:
+    """Return the call of a `rollmill` command by the Python that runs now."""
+    return (sys.executable, "-m", "rollmill", *arguments)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalPlan:
+    """Where everything is on this machine."""
+
+    data_dir: Path
+    """Holds all that a local system keeps; absolute."""
+    config: Config
+    """What the services are told: addresses and limits."""
+    ports: dict[str, int]
+    """Ports of the services that are started here: `broker`, `policy`, `clickhouse`, perhaps `envhost`."""
+    run_workers: int = 2
+    """How many RUN workers."""
+
+    @property
+    def run_dir(self) -> Path:
+        """The supervisor's directory: lock, state, logs."""
+        return self.data_dir / RUN_NAME
+
+    @property
+    def config_path(self) -> Path:
+        """The file that the services, and commands called beside them, read."""
+        return self.data_dir / CONFIG_NAME
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where each service is reached."""
+        return {
+            "broker": self.config.bus.bootstrap,
+            "policy": self.config.policy.url,
+            "envhost": self.config.envhost.address,
+            "clickhouse": self.config.clickhouse.url,
+        }
+
+    def write(self) -> None:
+        """Write what the services read. Only whoever holds the directory may: a running system reads it too."""
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        ports.keep(self.ports, self.data_dir / PORTS_NAME)
+        part = self.config_path.with_suffix(".part")
+        part.touch(mode=0o600)  # it may hold ClickHouse's password
+        part.write_text(_toml(self.config))
+        part.replace(self.config_path)
+
+
+def make_plan(
+    data_dir: Path = DATA_DIR,
+    *,
+    base: Config | None = None,
+    model: Path | None = None,
+    bootstrap: str | None = None,
+    policy_url: str | None = None,
+    clickhouse_url: str | None = None,
+    run_workers: int = 2,
+) -> LocalPlan:
+    """Choose addresses for a local system; nothing is written.
+
+    Args:
+        data_dir: where it keeps its data.
+        base: limits and names; its addresses are replaced.
+        model: model directory of the engine; by default the one of `base`.
+        bootstrap: a Kafka that runs elsewhere; by default one is started here.
+        policy_url: an engine that runs elsewhere; by default one is started here.
+        clickhouse_url: a ClickHouse that runs elsewhere; by default one is started here.
+        run_workers: how many RUN workers.
+
+    Raises:
+        ConfigError: there is no free port.
+    """
+    data_dir, base = data_dir.absolute(), base or Config()
+    socket = f"unix:{data_dir / 'envhost.sock'}"
+    own = {"broker": bootstrap is None, "policy": policy_url is None, "clickhouse": clickhouse_url is None}
+    own["envhost"] = len(socket.removeprefix("unix:").encode()) > UNIX_PATH_BYTES
+    chosen = ports.choose([name for name, here in own.items() if here], kept=data_dir / PORTS_NAME)
+    envhost = f"http://{HOST}:{chosen['envhost']}" if own["envhost"] else socket
+    policy = {
+        "url": policy_url or f"http://{HOST}:{chosen['policy']}",
+        "model": (model or base.policy.model).absolute(),
+    }
+    clickhouse = {"url": clickhouse_url or f"http://{HOST}:{chosen['clickhouse']}"}
+    config = base.model_copy(
+        update={
+            "bus": base.bus.model_copy(update={"bootstrap": bootstrap or f"{HOST}:{chosen['broker']}"}),
+            "policy": base.policy.model_copy(update=policy),
+            "envhost": base.envhost.model_copy(update={"address": envhost}),
+            "clickhouse": base.clickhouse.model_copy(update=clickhouse),
+        }
+    )
+    return LocalPlan(data_dir=data_dir, config=config, ports=chosen, run_workers=run_workers)
+
+
+def local_services(plan: LocalPlan, *, argv: Argv = rollmill) -> tuple[Service, ...]:
+    """Return the services of a plan, each after those that it needs.
+
+    Args:
+        plan: where everything is.
+        argv: turns a command and its options into a program with arguments.
+    """
+    services = (*_stores(plan, argv), *_hosts(plan, argv), *_stages(plan, argv))
+    elsewhere = {name for name in ("broker", "policy", "clickhouse") if name not in plan.ports}
+    return without(services, elsewhere)
+
+
+def without(services: Sequence[Service], names: set[str]) -> tuple[Service, ...]:
+    """Return the services but those of these names; nobody waits for them any more."""
+    return tuple(
+        replace(service, after=tuple(name for name in service.after if name not in names))
+        for service in services
+        if service.name not in names
+    )
+
+
+def _stores(plan: LocalPlan, argv: Argv) -> tuple[Service, ...]:
+    config = ("--config", str(plan.config_path))
+    data = plan.data_dir
+    return (
+        Service(
+            name="broker",
+            argv=argv("broker", "run", "--data", str(data / "broker"), "--port", _port(plan, "broker")),
+            # Kafka's jars are there by then: `infra.broker.prepare()` comes first, it may take minutes once.
+            ready=answers_kafka(plan.config.bus.bootstrap, limit_s=START_LIMIT_S + EXTRA_GRACE_S),
+            stop_grace_s=STOP_LIMIT_S + EXTRA_GRACE_S,
+        ),
+        Service(
+            name="topics",
+            argv=argv("broker", "topics", "--create", *config),
+            after=("broker",),
+            ready=done(),
+            restart=Restart.ON_FAILURE,
+        ),
+        Service(
+            name="clickhouse",
+            argv=argv("clickhouse", "--data", str(data / "clickhouse"), "--port", _port(plan, "clickhouse")),
+            env={"ROLLMILL_CLICKHOUSE__PASSWORD": plan.config.clickhouse.password},
+            ready=answers_http(f"{plan.config.clickhouse.url}/ping"),
+        ),
+        Service(name="sink", argv=argv("sink", *config), after=("topics", "clickhouse"), ready=at_once()),
+    )
+
+
+def _hosts(plan: LocalPlan, argv: Argv) -> tuple[Service, ...]:
+    config = ("--config", str(plan.config_path))
+    return (
+        Service(
+            name="policy",
+            argv=argv("policy", "serve", "--port", _port(plan, "policy"), *config),
+            ready=answers_http(f"{plan.config.policy.url}/health", limit_s=MODEL_LIMIT_S),
+        ),
+        Service(name="envhost", argv=argv("envhost", *config), ready=listens(plan.config.envhost.address)),
+    )
+
+
+def _stages(plan: LocalPlan, argv: Argv) -> tuple[Service, ...]:
+    config = ("--config", str(plan.config_path))
+    joined = says(OWNS_PARTITIONS, limit_s=JOIN_LIMIT_S)
+    drains = plan.config
+    return (
+        Service(
+            name="init",
+            argv=argv("init", *config),
+            after=("topics", "envhost"),
+            ready=joined,
+            stop_grace_s=drains.init.drain_s + EXTRA_GRACE_S,
+        ),
+        Service(
+            name="run",
+            argv=argv("run", *config),
+            after=("topics", "envhost", "policy"),
+            ready=joined,
+            stop_grace_s=drains.run.drain_s + EXTRA_GRACE_S,
+            instances=plan.run_workers,
+        ),
+        Service(
+            name="eval",
+            argv=argv("eval", *config),
+            after=("topics",),
+            ready=joined,
+            stop_grace_s=drains.eval.drain_s + EXTRA_GRACE_S,
+        ),
+        Service(name="reaper", argv=argv("reaper", *config), after=("topics",), ready=at_once()),
+    )
+
+
+def _port(plan: LocalPlan, name: str) -> str:
+    return str(plan.ports.get(name, 0))
+
+
+def _toml(config: Config) -> str:
+    """Return the configuration as TOML; its values are numbers and texts, which TOML writes as JSON does."""
+    lines = ["# Written by `rollmill up`: what its services, and the commands called beside them, use.", ""]
+    for section, values in dump(config).items():
+        lines.append(f"[{section}]")
+        lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
+        lines.append("")
+    return "\n".join(lines)

@@ -1,0 +1,158 @@
+"""Follows one run while it goes on: its decisions, its metrics, and what its samples do in the stages.
+
+Reads `decisions`, `metrics` and `events` from where they end when the watch starts; it decides nothing and commits
+nothing. What it shows is what any consumer of these topics can show.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from infra.bus import Bus, Reader, Record, TopicPartition
+from infra.clock import Clock
+from infra.errors import WaitTimeout
+from infra.wire import unpack
+from schemas.codec import DecodeError
+from schemas.decisions import GroupDropped, RunEnded, StepDecided, TrainerStarted, VersionPublished
+from schemas.telemetry import EventKind, Metrics, StageEvent, StageEvents
+from schemas.topics import DECISIONS, EVENTS, METRICS
+
+POLL_S = 0.25
+BATCH = 500
+_TOPICS = {topic.name: topic for topic in (DECISIONS, METRICS, EVENTS)}
+
+
+@dataclass
+class RunState:
+    """What is known of a run."""
+
+    trainers: int = 0
+    """Trainers that took the run over."""
+    decided: int = 0
+    """Last step decided."""
+    step: int = 0
+    """Last step whose weights were announced; its checkpoint exists."""
+    version: int = 0
+    """Last version announced."""
+    kept: int = 0
+    """Groups trained on."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Groups dropped, by reason."""
+    ended: str | None = None
+    """Why the run ended, once it has."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Last value of each metric of the run."""
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    """(step, mean success of the batch's groups and the dropped ones around it)."""
+    finished: Counter[str] = field(default_factory=Counter)
+    """Samples that went through a stage, by stage."""
+    in_flight: Counter[str] = field(default_factory=Counter)
+    """Samples in a stage now, by stage."""
+    repeated: int = 0
+    """Times that a stage started the same attempt of a sample again: work repeated after a crash."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """Ends without a grade, by kind."""
+
+
+class RunWatch:
+    """Follows one run."""
+
+    def __init__(self, bus: Bus, clock: Clock, run: str) -> None:
+        self.state = RunState()
+        self._bus = bus
+        self._clock = clock
+        self._run = run
+        self._reader: Reader | None = None
+        self._started: set[tuple[str, str, int, int]] = set()
+        self._changed = asyncio.Event()
+
+    async def start(self) -> None:
+        """Begin at the end of the topics."""
+        start = {
+            TopicPartition(name, part): offset
+            for name in _TOPICS
+            for part, offset in (await self._bus.end_offsets(name)).items()
+        }
+        self._reader = await self._bus.read(start)
+
+    async def follow(self) -> None:
+        """Read until cancelled; call `start` first."""
+        assert self._reader is not None, "start the watch before following"
+        try:
+            while True:
+                for record in await self._reader.poll(BATCH, POLL_S):
+                    await self._take(record)
+                self._changed.set()
+        finally:
+            await self._reader.close()
+
+    async def until(self, condition: Callable[[RunState], bool], what: str, limit_s: float) -> None:
+        """Return once the state fulfils a condition.
+
+        Raises:
+            WaitTimeout: it did not in time; names `what` was waited for.
+        """
+        until = self._clock.monotonic() + limit_s
+        while not condition(self.state):
+            if self._clock.monotonic() > until:
+                raise WaitTimeout(f"waited {limit_s:g} s for {what} of run {self._run!r}; it stands at {self.state}")
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _take(self, record: Record) -> None:
+        try:
+            message = (await unpack(_TOPICS[record.topic], record)).message
+        except DecodeError:
+            return  # nothing here depends on one record; the sink reports it
+        match message:
+            case StageEvents():
+                for event in message.events:
+                    if event.run == self._run:
+                        self._take_event(event)
+            case Metrics() if message.run == self._run:
+                self._take_metrics(message)
+            case StepDecided() | GroupDropped() | VersionPublished() | RunEnded() | TrainerStarted():
+                if message.run == self._run:
+                    self._take_decision(message)
+
+    def _take_decision(
+        self, decision: StepDecided | GroupDropped | VersionPublished | RunEnded | TrainerStarted
+    ) -> None:
+        state = self.state
+        match decision:
+            case TrainerStarted():
+                state.trainers += 1
+            case StepDecided():
+                state.decided = decision.step
+                state.kept += len({member.group for member in decision.members})
+            case GroupDropped():
+                state.dropped[decision.reason.value] += 1
+            case VersionPublished():
+                state.step, state.version = max(state.step, decision.step), decision.version
+            case RunEnded():
+                state.ended = decision.reason
+
+    def _take_metrics(self, message: Metrics) -> None:
+        for point in message.points:
+            self.state.metrics[point.name] = point.value
+            if point.name == "trainer.recent_success_mean":
+                self.state.curve.append((point.step, point.value))
+
+    def _take_event(self, event: StageEvent) -> None:
+        state = self.state
+        key = (event.stage, event.group, event.sample, event.attempt)
+        if event.kind is EventKind.STARTED:
+            if key in self._started:
+                state.repeated += 1
+            else:
+                state.in_flight[event.stage] += 1
+            self._started.add(key)
+            return
+        state.in_flight[event.stage] -= 1
+        if event.kind is EventKind.FINISHED:
+            state.finished[event.stage] += 1
+        else:
+            state.failures[event.kind.value] += 1

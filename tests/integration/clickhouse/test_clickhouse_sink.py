@@ -1,0 +1,235 @@
+"""The sink puts every record into ClickHouse exactly once, whatever dies."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import msgspec
+import pytest
+
+from infra.bus import Committed, TopicPartition
+from infra.clickhouse import schema
+from infra.clickhouse.client import Address, StoreError, connect
+from infra.clickhouse.rows import TABLES
+from infra.clickhouse.sink import Sink
+from infra.clickhouse.streams import STREAMS
+from infra.clock import SystemClock
+from infra.errors import ConfigError
+from infra.wire import Publisher
+from schemas import topics
+from schemas.messages import Trajectory
+from schemas.telemetry import MetricPoint, Metrics
+from schemas.topics import METRICS, TASKS, TRAJECTORIES
+from tests.golden.samples import NOW_MS, SAMPLES, TASK
+from tests.integration.clickhouse.helpers import rows_of, running_sink, until_stored
+
+pytestmark = pytest.mark.integration
+
+POINTS = 20
+"""Points in each Metrics record of these tests."""
+
+COUNTS = (
+    "SELECT count(), uniqExact(kafka_partition, kafka_offset, name), uniqExact(kafka_partition, kafka_offset)"
+    " FROM metrics"
+)
+
+
+async def publish_metrics(bus, count, *, run="r"):
+    """Publish records of POINTS points each, spread over the partitions."""
+    points = tuple(MetricPoint(name=f"m{n}", value=n, at_ms=NOW_MS + n) for n in range(POINTS))
+    publisher = Publisher(bus, SystemClock(), "test")
+    for number in range(count):
+        await publisher.publish(METRICS, Metrics(run=run, service="s", points=points), partition=number % 4)
+
+
+async def test_the_schema_is_applied_twice_without_harm(address):
+    """The version is recorded once; the columns are the ones that the rows have."""
+    await schema.apply(address)
+    await schema.apply(address)
+    assert await rows_of(address, "SELECT max(version), count() FROM schema_version") == [(schema.VERSION, 1)]
+    for table in TABLES:
+        where = "database = currentDatabase() AND table = {t:String}"
+        sql = f"SELECT name, type FROM system.columns WHERE {where} ORDER BY position"
+        assert list(table.columns.items()) == await rows_of(address, sql, t=table.name)
+
+
+async def test_a_newer_schema_is_refused(address):
+    """An old program must not write into what it does not know."""
+    await schema.apply(address)
+    await rows_of(address, "INSERT INTO schema_version (version) VALUES (999)")
+    with pytest.raises(ConfigError, match="999"):
+        await schema.apply(address)
+
+
+async def test_every_topic_becomes_rows(bus, address):
+    """One record of each kind, stored with its place in the log."""
+    publisher = Publisher(bus, SystemClock(), "test")
+    stored = {kind: stream.topic for stream in STREAMS if stream.rows for kind in stream.topic.carries}
+    published = [message for message in SAMPLES.values() if type(message) in stored]
+    for message in published:
+        topic = stored[type(message)]
+        await publisher.publish(topic, message, partition=0)
+    await bus.publish("dead", b"\xff\x00", partition=1, headers=(("x-orig-topic", b"tasks"), ("x-cause", b"\xfe")))
+    async with running_sink(bus, address):
+        for topic in {*stored.values(), topics.DEAD}:
+            await until_stored(bus, topic.name)
+    for topic in set(stored.values()):
+        found = await rows_of(address, f"SELECT uniqExact(kafka_offset) FROM {topic.name}")
+        assert [(sum(stored[type(message)] is topic for message in published),)] == found, topic.name
+    assert await rows_of(address, "SELECT source_topic, lower(hex(value)) FROM dead") == [("tasks", "ff00")]
+    assert await rows_of(address, "SELECT count() > 0 FROM decision_samples WHERE place = 'trained'") == [(True,)]
+    sums = "length(tokens), arraySum(mask), round(arraySum(logprobs), 4)"
+    sql = f"SELECT turn, {sums} FROM turns ORDER BY kafka_offset, turn LIMIT 2"
+    assert await rows_of(address, sql) == [(0, 6, 3, -1.8125), (1, 3, 2, -2.25)]
+    positions = dict(await rows_of(address, "SELECT topic, max(position) FROM positions GROUP BY topic"))
+    assert {topic.name for topic in stored.values()} <= positions.keys()
+
+
+async def test_the_first_record_of_a_sample_is_the_accepted_one(bus, address):
+    """Later ones and records of another task under the same id do not count; the view rules as the arbiter does."""
+    publisher = Publisher(bus, SystemClock(), "test")
+    done = next(
+        m for m in SAMPLES.values() if isinstance(m, Trajectory) and m.outcome.__class__.__name__ == "Completed"
+    )
+    other = msgspec.structs.replace(TASK, payload_digest="another", sample=4)
+    for task in (TASK, other, TASK, msgspec.structs.replace(TASK, sample=4)):
+        await publisher.publish(TRAJECTORIES, msgspec.structs.replace(done, task=task))
+    async with running_sink(bus, address):
+        await until_stored(bus, "trajectories")
+    assert await rows_of(address, "SELECT sample, kafka_offset FROM accepted ORDER BY sample") == [(3, 0), (4, 3)]
+    assert await rows_of(address, "SELECT sample, kafka_offset FROM conflicts") == [(4, 1)]
+
+
+async def test_poison_goes_to_dead_and_the_stream_goes_on(bus, address):
+    """Bytes that are no message, and a message whose number fits no column."""
+    await publish_metrics(bus, 4)
+    await bus.publish("metrics", b"\xc1 nonsense", partition=0)
+    await bus.publish("tasks", b"\xc1 nonsense", partition=0)  # INIT buries this one
+    publisher = Publisher(bus, SystemClock(), "test")
+    await publisher.publish(TASKS, msgspec.structs.replace(TASK, sample=-1))
+    await publish_metrics(bus, 4)
+    async with running_sink(bus, address) as sink:
+        for topic in ("metrics", "tasks", "dead"):
+            await until_stored(bus, topic)
+    assert sink.progress.buried == 2
+    assert await rows_of(address, COUNTS) == [(8 * POINTS, 8 * POINTS, 8)]
+    found = await rows_of(address, "SELECT source_topic, stage, cause FROM dead ORDER BY source_topic")
+    assert [row[:2] for row in found] == [("metrics", "sink"), ("tasks", "sink")]
+    assert "not msgpack" in found[0][2]
+    assert "-1" in found[1][2]
+
+
+async def test_a_sink_that_dies_anywhere_is_succeeded_without_loss_or_doubles(bus, address):
+    """Cancelled at random moments, over and over: the next one forms the same ranges again."""
+    await schema.apply(address)
+    dice = random.Random(7)
+    for _ in range(15):
+        await publish_metrics(bus, dice.randrange(1, 40))
+        sink = Sink(bus, address, SystemClock(), max_range_rows=100)
+        work = asyncio.create_task(sink.run())
+        await asyncio.wait({work}, timeout=dice.uniform(0.0, 0.12))
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+    async with running_sink(bus, address):
+        await until_stored(bus, "metrics")
+    records = sum((await bus.end_offsets("metrics")).values())
+    assert [(records * POINTS, records * POINTS, records)] == await rows_of(address, COUNTS)
+
+
+async def test_an_intent_left_behind_is_stored_under_its_own_range(bus, address):
+    """The range was inserted, the commit was not: the successor inserts it again and it counts once."""
+    await schema.apply(address)
+    await publish_metrics(bus, 12)
+    part = TopicPartition("metrics", 0)
+    async with running_sink(bus, address):
+        await until_stored(bus, "metrics")
+    member = await bus.join(["metrics"], "sink")
+    await member.commit({part: Committed(0, "rm1:2")})
+    await member.close()
+    await publish_metrics(bus, 12)
+    async with running_sink(bus, address):
+        await until_stored(bus, "metrics")
+    assert await rows_of(address, COUNTS) == [(24 * POINTS, 24 * POINTS, 24)]
+
+
+async def test_two_sinks_share_the_work(bus, address):
+    """A second member joins and leaves while records come; each partition has one writer at a time."""
+    await schema.apply(address)
+    async with running_sink(bus, address, max_range_rows=60):
+        await publish_metrics(bus, 40)
+        async with running_sink(bus, address, max_range_rows=60) as second:
+            await publish_metrics(bus, 200)
+            await until_stored(bus, "metrics")
+        await publish_metrics(bus, 40)
+        await until_stored(bus, "metrics")
+    assert second.progress.rows > 0
+    assert await rows_of(address, COUNTS) == [(280 * POINTS, 280 * POINTS, 280)]
+
+
+async def test_nothing_is_lost_while_clickhouse_is_away(bus, own_server):
+    """Down at the start and killed in the middle: lag grows, then everything is there once."""
+    address = Address.parse(own_server.url)
+    own_server.kill()
+    await publish_metrics(bus, 50)
+    async with running_sink(bus, address, max_range_rows=200) as sink:
+        async with asyncio.timeout(20):
+            while not sink.progress.last_error:  # noqa: ASYNC110 - progress is a plain record
+                await asyncio.sleep(0.01)
+        assert sink.progress.failing_since is not None
+        assert await bus.committed("sink", "metrics") == {}
+        own_server.start()
+        for _ in range(3):
+            await publish_metrics(bus, 300)
+            own_server.kill()
+            await publish_metrics(bus, 50)
+            own_server.start()
+        await until_stored(bus, "metrics")
+        assert sink.progress.failing_since is None
+    assert await rows_of(address, COUNTS) == [(1100 * POINTS, 1100 * POINTS, 1100)]
+
+
+async def test_an_insert_again_after_kill_9_counts_once(own_server):
+    """Killed in mid-insert, asked again under the same token: no row is missing and none is there twice."""
+    address = Address.parse(own_server.url)
+    await schema.apply(address)
+    columns = {"run": "LowCardinality(String)", "kafka_offset": "UInt64"}
+    survivors = 0
+    for batch in range(6):
+        data = [["r"] * 20_000, list(range(batch * 20_000, (batch + 1) * 20_000))]
+
+        async def insert(data=data, batch=batch):
+            client = await connect(address)
+            try:
+                await client.insert(
+                    "metrics",
+                    data,
+                    column_names=list(columns),
+                    column_type_names=list(columns.values()),
+                    column_oriented=True,
+                    settings={"async_insert": 0, "insert_deduplication_token": f"batch-{batch}"},
+                )
+            finally:
+                await client.close()
+
+        first = asyncio.create_task(insert())
+        await asyncio.wait({first}, timeout=0.01 * batch)
+        own_server.kill()
+        survivors += (await asyncio.gather(first, return_exceptions=True)) == [None]
+        own_server.start()
+        await insert()
+    assert survivors < 6
+    assert await rows_of(address, "SELECT count(), uniqExact(kafka_offset) FROM metrics") == [(120_000, 120_000)]
+
+
+async def test_a_refusal_that_waiting_does_not_mend_ends_the_sink(bus, address):
+    """A missing table is named; the supervisor starts the sink again, which applies the schema."""
+    sink = Sink(bus, address, SystemClock())
+    work = asyncio.create_task(sink.run())
+    await publish_metrics(bus, 1)
+    await until_stored(bus, "metrics")
+    await rows_of(address, "DROP TABLE metrics SYNC")
+    await publish_metrics(bus, 1)
+    with pytest.raises(StoreError, match="metrics"):
+        await asyncio.wait_for(work, 20)

@@ -1,0 +1,134 @@
+import asyncio
+from dataclasses import replace
+
+import msgspec
+import pytest
+from synthetic_run import (
+    RUN,
+    Killed,
+    MortalBus,
+    decisions,
+    memory_bus,
+    record_trajectories,
+    run_config,
+    small_model,
+)
+
+from infra.bus import TopicPartition
+from infra.clock import SystemClock
+from infra.errors import ConfigError
+from schemas.codec import encode
+from schemas.decisions import StepDecided
+from schemas.partition import partition_for
+from schemas.topics import DECISIONS, TRAJECTORIES
+from trainer import loop
+from trainer.replay import replay
+
+CLOCK = SystemClock()
+LOG = TopicPartition(TRAJECTORIES.name, partition_for(RUN, TRAJECTORIES.partitions))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Return the directory of a small model."""
+    directory = tmp_path_factory.mktemp("model") / "m"
+    small_model(directory)
+    return directory
+
+
+async def trained(model, tmp_path, **changes):
+    """Return a bus with a finished run on it."""
+    bus = await memory_bus()
+    await record_trajectories(bus)
+    async with asyncio.timeout(60):
+        await loop.run(run_config(tmp_path, model, **changes), bus, CLOCK)
+    return bus
+
+
+def change(bus, partition, offset, value):
+    """Overwrite a record's bytes, as a broken disk would."""
+    records = bus._log[partition].records
+    records[offset] = replace(records[offset], value=value)
+
+
+async def test_a_run_replays_to_the_same_digests_twice(model, tmp_path):
+    """Nothing but the log is read, and reading it changes nothing."""
+    bus = await trained(model, tmp_path)
+
+    first, second = await replay(bus, CLOCK, RUN), await replay(bus, CLOCK, RUN)
+
+    assert first == second
+    assert (first.equal, len(first.steps), first.all_equal) == (4, 4, True)
+    assert first.drops > 0
+    assert first.summary() == "4/4 digests equal"
+
+
+async def test_the_last_steps_can_be_asked_for(model, tmp_path):
+    """All are made again, the last ones are reported."""
+    report = await replay(await trained(model, tmp_path), CLOCK, RUN, last=2)
+
+    assert [step.step for step in report.steps] == [3, 4]
+
+
+async def test_a_changed_reward_is_named_and_later_steps_are_judged_for_themselves(model, tmp_path):
+    """Step 2 differs, the others do not."""
+    bus = await trained(model, tmp_path)
+    step = next(d for _, d in await decisions(bus) if isinstance(d, StepDecided) and d.step == 2)
+    member = step.members[0]
+    value = bus._log[LOG].records[member.offset].value
+    # One bit: the first letter of the family's name turns into a capital.
+    at = value.index(b"made-up")
+    change(bus, LOG, member.offset, value[:at] + b"M" + value[at + 1 :])
+
+    report = await replay(bus, CLOCK, RUN)
+
+    assert [s.equal for s in report.steps] == [True, False, True, True]
+    assert f"content of {member.group}/{member.sample} (offset {member.offset})" in report.first_difference.cause
+    assert report.as_dict()["first_difference"]["step"] == 2
+
+
+async def test_an_unreadable_record_is_named_by_what_is_missing(model, tmp_path):
+    """The group it belonged to is no longer complete."""
+    bus = await trained(model, tmp_path)
+    step = next(d for _, d in await decisions(bus) if isinstance(d, StepDecided))
+    change(bus, LOG, step.members[-1].offset, b"rubbish")
+
+    report = await replay(bus, CLOCK, RUN)
+
+    assert not report.steps[0].equal
+    assert report.steps[0].cause
+
+
+async def test_a_forged_decision_is_named(model, tmp_path):
+    """Its members no longer have its digest."""
+    bus = await trained(model, tmp_path)
+    partition = TopicPartition(DECISIONS.name, partition_for(RUN, DECISIONS.partitions))
+    offset, step = next((o, d) for o, d in await decisions(bus) if isinstance(d, StepDecided))
+    forged = msgspec.structs.replace(step, members=step.members[1:])
+    change(bus, partition, offset, encode(forged))
+
+    report = await replay(bus, CLOCK, RUN)
+
+    assert "decision itself was changed" in report.first_difference.cause
+
+
+async def test_a_run_that_was_killed_and_resumed_with_other_rules_replays(model, tmp_path):
+    """Each step by the rules of the trainer that decided it, drops of the trainer before obeyed."""
+    bus = await memory_bus()
+    await record_trajectories(bus)
+    with pytest.raises(Killed):
+        await loop.run(run_config(tmp_path, model), MortalBus(bus, 14, after=True), CLOCK)
+    other = run_config(tmp_path, model, algorithm={"groups": 3, "filter": "off"}, stop={"max_steps": 5})
+    async with asyncio.timeout(60):
+        await loop.run(other, bus, CLOCK, resume=True)
+
+    report = await replay(bus, CLOCK, RUN)
+
+    assert report.all_equal, report.summary()
+    assert len(report.steps) == 5
+
+
+async def test_a_run_without_a_trainer_cannot_be_replayed():
+    """The error says where it looked."""
+    with pytest.raises(ConfigError, match="no trainer in `decisions`"):
+        await replay(await memory_bus(), CLOCK, "nobody")

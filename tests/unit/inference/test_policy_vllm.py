@@ -1,0 +1,249 @@
+"""The client against servers that answer as vLLM documents it, and as it should not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from aiohttp import web
+
+from infra.inference.base import (
+    BadReply,
+    ContextOverflow,
+    PolicyError,
+    PolicyOverloaded,
+    PolicyRefused,
+    PolicyUnreachable,
+    VersionSpan,
+)
+from infra.inference.vllm import VllmClient
+from schemas.transcript import Sampling
+
+
+class FakeVllm:
+    """Answers each path with what a test put there, and keeps what it was asked."""
+
+    def __init__(self):
+        self.replies = {}
+        self.asked = []
+
+    async def handle(self, request):
+        body = await request.read()
+        self.asked.append((request.path_qs, json.loads(body) if body else None))
+        status, reply = self.replies.get(request.path, (404, {"detail": "Not Found"}))
+        if isinstance(reply, bytes):
+            return web.Response(body=reply, status=status)
+        return web.json_response(reply, status=status)
+
+    def answers(self, choice, status=200):
+        self.replies["/inference/v1/generate"] = (status, {"request_id": "a", "choices": [choice]})
+
+
+@pytest.fixture
+async def fake():
+    server = FakeVllm()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", server.handle)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield server
+    await runner.cleanup()
+
+
+def choice(**changes):
+    """An answer as vLLM 0.32 gives it."""
+    return {
+        "index": 0,
+        "finish_reason": "stop",
+        "stop_reason": 2,
+        "token_ids": [7, 2],
+        "logprobs": {
+            "content": [
+                {"token_id": 7, "logprob": -0.5, "rank": 1, "top_logprobs": []},
+                {"token_id": 2, "logprob": -1.25, "rank": 2, "top_logprobs": []},
+            ]
+        },
+        "weight_versions": [{"version": "4", "start": 0, "end": 2}],
+    } | changes
+
+
+async def ask(fake, **kwargs):
+    async with VllmClient(fake.url, model="policy", **kwargs) as client:
+        return await client.generate(
+            [1, 2], Sampling(temperature=0.5, max_tokens=9), seed=2**63 + 5, request_id="a", stop_token_ids=(2,)
+        )
+
+
+async def test_a_request_has_vllms_words(fake):
+    """Everything that decides the draw travels, and nothing of the engine's defaults stays."""
+    fake.answers(choice())
+    await ask(fake)
+    ((path, body),) = fake.asked
+    assert path == "/inference/v1/generate"
+    assert (body["model"], body["token_ids"], body["request_id"]) == ("policy", [1, 2], "a")
+    expected = {
+        "temperature": 0.5,
+        "max_tokens": 9,
+        "logprobs": 0,
+        "seed": 5,
+        "stop_token_ids": [2],
+        "ignore_eos": True,
+    }
+    assert expected.items() <= body["sampling_params"].items()
+
+
+async def test_an_answer_of_current_vllm_is_read(fake):
+    """Ids, log-probs, reason and version spans."""
+    fake.answers(choice())
+    answer = await ask(fake)
+    assert answer.token_ids.tolist() == [7, 2]
+    assert answer.logprobs.tolist() == [-0.5, -1.25]
+    assert (answer.finish_reason, answer.versions) == ("stop", (VersionSpan(start=0, stop=2, version=4),))
+
+
+async def test_an_answer_of_older_vllm_is_read(fake):
+    """Log-prob entries that name their token `token_id:N`; weights that nobody labelled are version 0."""
+    content = [
+        {"token": "token_id:7", "logprob": -0.5, "bytes": None, "top_logprobs": []},
+        {"token": "token_id:2", "logprob": -1.25, "bytes": None, "top_logprobs": []},
+    ]
+    spans = [{"version": "default", "start": 0, "end": 2}]
+    fake.answers(choice(logprobs={"content": content}, weight_versions=spans))
+    assert (await ask(fake)).versions == (VersionSpan(start=0, stop=2, version=0),)
+
+
+BAD = {
+    "no ids": {"token_ids": None},
+    "no log-probs": {"logprobs": None},
+    "short log-probs": {"logprobs": {"content": [{"token_id": 7, "logprob": -0.5}]}},
+    "log-probs of other ids": {
+        "logprobs": {"content": [{"token_id": 7, "logprob": -0.5}, {"token_id": 3, "logprob": -0.5}]}
+    },
+    "a log-prob that is no number": {
+        "logprobs": {"content": [{"token_id": 7, "logprob": None}, {"token_id": 2, "logprob": -1}]}
+    },
+    "no versions": {"weight_versions": None},
+    "versions with a gap": {"weight_versions": [{"version": "4", "start": 1, "end": 2}]},
+    "versions that end early": {"weight_versions": [{"version": "4", "start": 0, "end": 1}]},
+    "a version that is no number": {"weight_versions": [{"version": "main", "start": 0, "end": 2}]},
+    "an unknown reason": {"finish_reason": "repetition"},
+    "nothing sampled": {"token_ids": [], "logprobs": {"content": []}, "weight_versions": []},
+    "negative ids": {"token_ids": [7, -2], "logprobs": {"content": [{"logprob": -1}, {"logprob": -1}]}},
+}
+
+
+@pytest.mark.parametrize("changes", BAD.values(), ids=BAD.keys())
+async def test_an_answer_that_cannot_be_trained_on_is_refused(fake, changes):
+    """Nothing is padded or made up."""
+    fake.answers(choice(**changes))
+    with pytest.raises(BadReply):
+        await ask(fake)
+
+
+async def test_garbage_is_a_bad_reply(fake):
+    """A body that is no JSON shows its beginning."""
+    fake.replies["/inference/v1/generate"] = (200, b"<html>")
+    with pytest.raises(BadReply, match="<html>"):
+        await ask(fake)
+
+
+OVERFLOW = "The decoder prompt (length 9000) is longer than the maximum model length of 8192. Make sure ..."
+
+
+@pytest.mark.parametrize(
+    ("status", "reply", "error"),
+    [
+        (429, {"error": {"message": "slow down", "type": "RateLimit", "code": 429}}, PolicyOverloaded),
+        (503, b"upstream busy", PolicyOverloaded),
+        (500, {"error": {"message": "CUDA", "type": "InternalServerError", "code": 500}}, PolicyError),
+        (400, {"error": {"message": OVERFLOW, "type": "BadRequestError", "code": 400}}, ContextOverflow),
+        (400, {"error": {"message": "bad seed", "type": "BadRequestError", "code": 400}}, PolicyRefused),
+        (404, {"error": {"message": "no model `x`", "type": "NotFoundError", "code": 404}}, PolicyRefused),
+    ],
+)
+async def test_refusals_have_types(fake, status, reply, error):
+    """Each way to say no is one error, with the engine's own words in it."""
+    fake.replies["/inference/v1/generate"] = (status, reply)
+    with pytest.raises(error) as caught:
+        await ask(fake)
+    assert type(caught.value) is error
+    assert f"answered {status}" in str(caught.value)
+
+
+async def test_a_missing_route_names_the_flags(fake):
+    """A vLLM started without its scale-out or development routes."""
+    with pytest.raises(PolicyRefused, match="--enable-scale-out"):
+        await ask(fake)
+
+
+async def test_a_silent_engine_is_unreachable(fake):
+    """The limit ends the wait, and the error says how long it was."""
+    fake.answers(choice())
+    with pytest.raises(PolicyUnreachable, match="did not answer"):
+        await ask(fake, generate_timeout_s=1e-9)
+
+
+async def test_loading_is_reload_reset_label(fake):
+    """The order of calls; afterwards prompts are salted by the new version, so that no old prefix is found."""
+    fake.replies |= {
+        "/collective_rpc": (200, {"results": [None]}),
+        "/reset_prefix_cache": (200, {"success": False}),
+        "/update_weight_version": (200, {"success": True, "new_version": "9"}),
+        "/weight_info": (200, {"weight_version": "9"}),
+    }
+    fake.answers(choice(weight_versions=[{"version": "9", "start": 0, "end": 2}]))
+    async with VllmClient(fake.url) as client:
+        await client.load("/weights/9", 9)
+        await client.generate([1], Sampling(), seed=1, request_id="b")
+    assert [path for path, _ in fake.asked] == [
+        "/collective_rpc",
+        "/reset_prefix_cache",
+        "/update_weight_version",
+        "/weight_info",
+        "/inference/v1/generate",
+    ]
+    assert fake.asked[0][1] == {"method": "reload_weights", "kwargs": {"weights_path": "/weights/9"}}
+    assert fake.asked[2][1] == {"new_version": "9"}
+    assert fake.asked[4][1]["cache_salt"] == "9"
+
+
+async def test_a_version_that_did_not_take_is_noticed(fake):
+    """Two loaders at one engine: the second one's label wins, and the first one is told."""
+    fake.replies |= {
+        "/collective_rpc": (200, {"results": [None]}),
+        "/reset_prefix_cache": (200, {"success": True}),
+        "/update_weight_version": (200, {"success": True, "new_version": "9"}),
+        "/weight_info": (200, {"weight_version": "8"}),
+    }
+    async with VllmClient(fake.url) as client:
+        with pytest.raises(BadReply, match="another loader"):
+            await client.load("/weights/9", 9)
+
+
+async def test_info_of_vllm_comes_from_three_routes(fake, tmp_path):
+    """Model, version, number format and log-prob mode; the digest from the engine's own directory."""
+    (tmp_path / "tokenizer.json").write_text("{}")
+    fake.replies |= {
+        "/v1/models": (200, {"data": [{"id": "policy", "max_model_len": 2048, "root": str(tmp_path)}]}),
+        "/weight_info": (200, {"weight_version": "default"}),
+        "/server_info": (
+            200,
+            {"vllm_config": {"model_config": {"dtype": "torch.bfloat16", "logprobs_mode": "raw_logprobs"}}},
+        ),
+    }
+    async with VllmClient(fake.url) as client:
+        info = await client.info()
+    assert (info.model, info.max_model_len, info.version) == ("policy", 2048, 0)
+    assert (info.dtype, info.logprobs_mode) == ("bfloat16", "raw_logprobs")
+    assert len(info.tokenizer_digest) == 64
+
+
+async def test_another_model_than_asked_for_is_refused(fake):
+    """The error lists what is served."""
+    fake.replies["/v1/models"] = (200, {"data": [{"id": "llama"}]})
+    async with VllmClient(fake.url, model="policy") as client:
+        with pytest.raises(PolicyRefused, match="serves llama"):
+            await client.info()

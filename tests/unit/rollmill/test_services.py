@@ -1,0 +1,74 @@
+import stat
+from pathlib import Path
+
+import pytest
+
+from infra.config import BusConfig, ClickHouseConfig, Config, StageConfig, load
+from infra.envhost.address import Address
+from rollmill.cli import COMMANDS
+from rollmill.services import local_services, make_plan
+from rollmill.supervisor import Restart, Supervisor
+
+
+def test_the_services_can_be_started_in_an_order(tmp_path):
+    """No circle, no unknown name; everything that uses the log starts after its topics are there."""
+    services = local_services(make_plan(tmp_path))
+    Supervisor(services, run_dir=tmp_path)
+
+    assert {service.name for service in services} == {
+        *("broker", "topics", "clickhouse", "sink", "policy", "envhost", "init", "run", "eval", "reaper"),
+    }
+    log_users = {"sink", "init", "run", "eval", "reaper"}
+    assert all("topics" in service.after for service in services if service.name in log_users)
+
+
+def test_every_service_is_a_command_of_ours_and_is_restarted_but_the_task(tmp_path):
+    """The table of commands knows each; only making the topics is done once."""
+    for service in local_services(make_plan(tmp_path), argv=lambda *arguments: arguments):
+        assert service.argv[0] in COMMANDS
+        assert service.restart is (Restart.ON_FAILURE if service.name == "topics" else Restart.ALWAYS)
+
+
+def test_what_runs_elsewhere_is_not_started_and_not_waited_for(tmp_path):
+    """A cluster's Kafka, an engine on another machine, a real ClickHouse server."""
+    plan = make_plan(
+        tmp_path, bootstrap="kafka:9092", policy_url="http://gpu:8000", clickhouse_url="http://warehouse:8123"
+    )
+    services = local_services(plan)
+
+    assert plan.addresses["broker"] == "kafka:9092"
+    assert not {"broker", "policy", "clickhouse"} & {service.name for service in services}
+    assert not {"broker", "policy", "clickhouse"} & {name for service in services for name in service.after}
+    Supervisor(services, run_dir=tmp_path)
+
+
+def test_the_written_configuration_is_read_back_as_it_was(tmp_path):
+    """Services and commands beside them see the same addresses; limits of the user's own file survive."""
+    base = Config(
+        bus=BusConfig(prefix='odd "prefix".'),
+        clickhouse=ClickHouseConfig(password="a'b\\c"),
+        run=StageConfig(max_in_flight=3, drain_s=0.5),
+    )
+    plan = make_plan(tmp_path / "data", base=base)
+    plan.write()
+
+    assert load(plan.config_path) == plan.config
+    assert plan.config.run == base.run
+    assert stat.S_IMODE(plan.config_path.stat().st_mode) == 0o600
+    assert make_plan(tmp_path / "data", base=base) == plan
+
+
+def test_the_environment_host_has_a_socket_or_a_port_where_its_path_would_be_too_long(tmp_path):
+    """A Unix socket's path has at most 107 bytes."""
+    assert make_plan(Path("/tmp/x")).config.envhost.address == "unix:/tmp/x/envhost.sock"
+    deep = make_plan(tmp_path / ("d" * 60) / ("e" * 60))
+    assert deep.config.envhost.address == f"http://127.0.0.1:{deep.ports['envhost']}"
+    assert Address.parse(deep.config.envhost.address).port == deep.ports["envhost"]
+
+
+@pytest.mark.parametrize("name", ["init", "run", "eval"])
+def test_a_worker_gets_longer_to_end_than_it_takes_to_drain(tmp_path, name):
+    """Else the supervisor would kill what is about to finish."""
+    base = Config(**{name: StageConfig(drain_s=100)})
+    services = {service.name: service for service in local_services(make_plan(tmp_path, base=base))}
+    assert services[name].stop_grace_s > 100

@@ -1,0 +1,156 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.transcript import SampledSpan, Sampling, Transcript, Turn, check, pack_logprobs, pack_tokens
+from trainer.batching import TokenSequence, UntrainableTranscript, micro_batches, sequences
+
+
+def transcript(turns, *, versions=None, sampling=None, segments=(0,), mode="processed_logprobs", tail=()):
+    """Return a record of turns (prompt ids, sampled ids); log-probs are -0.01 * id."""
+    tokens, mask, spans, made = [], [], [], []
+    for number, (prompt, answer) in enumerate(turns):
+        start = len(tokens)
+        tokens += [*prompt, *answer]
+        mask += [0] * len(prompt) + [1] * len(answer)
+        spans.append(
+            SampledSpan(
+                start=start + len(prompt),
+                stop=len(tokens),
+                version=versions[number] if versions else 0,
+                sampling=sampling[number] if sampling else Sampling(),
+                dtype="float32",
+                logprobs_mode=mode,
+            )
+        )
+        made.append(
+            Turn(
+                start=start,
+                sampled=start + len(prompt),
+                stop=len(tokens),
+                valid=True,
+                action="",
+                finish="stop",
+                began_ms=0,
+                generated_ms=0,
+                ended_ms=0,
+            )
+        )
+    tokens += tail
+    mask += [0] * len(tail)
+    record = Transcript(
+        tokens=pack_tokens(tokens),
+        mask=bytes(mask),
+        logprobs=pack_logprobs([-0.01 * t * m for t, m in zip(tokens, mask, strict=True)]),
+        spans=tuple(spans),
+        turns=tuple(made),
+        segments=segments,
+    )
+    check(record)
+    return record
+
+
+def one(record, **changes):
+    values = {"lag": lambda _: 0, "max_lag": 1, "vocabulary": 100}
+    return sequences(record, 0.5, **{**values, **changes})
+
+
+def test_each_sampled_token_knows_its_logprob_and_place():
+    """Prompt tokens and what follows the last answer are only context, or nothing."""
+    (found,) = one(transcript([([1, 2], [3]), ([4], [5, 6])], tail=[7, 8]))
+
+    assert found.tokens.tolist() == [1, 2, 3, 4, 5, 6]
+    assert found.positions.tolist() == [2, 4, 5]
+    np.testing.assert_allclose(found.rollout, [-0.03, -0.05, -0.06], rtol=1e-6)
+    assert found.advantage == 0.5
+
+
+def test_temperature_and_lag_are_those_of_the_span():
+    """Each turn may be drawn by other weights at another temperature."""
+    record = transcript(
+        [([1], [2]), ([3], [4])], versions=[3, 5], sampling=[Sampling(temperature=0.5), Sampling(temperature=2.0)]
+    )
+
+    (found,) = one(record, lag=lambda version: 5 - version)
+
+    assert found.temperature.tolist() == [0.5, 2.0]
+    assert found.lag.tolist() == [2, 0]
+
+
+def test_tokens_beyond_the_lag_are_masked_and_the_rest_trained():
+    """late = mask."""
+    (found,) = one(transcript([([1], [2]), ([3], [4])], versions=[3, 5]), lag=lambda version: 5 - version)
+
+    assert found.trained.tolist() == [0.0, 1.0]
+    assert found.trained_count == 1.0
+
+
+def test_segments_become_sequences_with_one_advantage():
+    """A rewritten history starts a new prefix; positions are relative to it."""
+    found = one(transcript([([1], [2]), ([3, 4], [5])], segments=(0, 2)))
+
+    assert [s.tokens.tolist() for s in found] == [[1, 2], [3, 4, 5]]
+    assert [s.positions.tolist() for s in found] == [[1], [2]]
+    assert {s.advantage for s in found} == {0.5}
+
+
+@pytest.mark.parametrize(
+    ("record", "names"),
+    [
+        (transcript([([1], [200])]), "vocabulary"),
+        (transcript([([1], [2])], sampling=[Sampling(top_p=0.9)]), "top_p"),
+        (transcript([([1], [2])], sampling=[Sampling(temperature=0.0)]), "temperature"),
+        (transcript([([1], [2])], mode="raw_logprobs"), "raw_logprobs"),
+    ],
+)
+def test_what_cannot_be_compared_with_the_trainer_is_refused(record, names):
+    """The error says what to sample with instead."""
+    with pytest.raises(UntrainableTranscript, match=names):
+        one(record)
+
+
+def test_padding_is_on_the_right_and_targets_are_predicted_from_the_token_before():
+    """Two sequences in one pass."""
+    batch = one(transcript([([1, 2], [3])])) + one(transcript([([4], [5, 6, 7])]))
+
+    (micro,) = micro_batches(batch, 100)
+
+    assert micro.ids.tolist() == [[1, 2, 3, 0], [4, 5, 6, 7]]
+    assert micro.rows.tolist() == [0, 1, 1, 1]
+    assert micro.columns.tolist() == [1, 0, 1, 2]
+    assert micro.targets.tolist() == [3, 5, 6, 7]
+
+
+def plain(length):
+    positions = np.arange(1, length)
+    ones = np.ones(length - 1, dtype=np.float32)
+    return TokenSequence(
+        tokens=np.arange(length),
+        positions=positions,
+        rollout=-ones,
+        temperature=ones,
+        lag=np.zeros(length - 1, dtype=np.int64),
+        trained=ones,
+        advantage=1.0,
+    )
+
+
+@given(st.lists(st.integers(2, 60), min_size=1, max_size=30), st.integers(20, 200))
+def test_every_sequence_is_in_exactly_one_pass_and_passes_are_bounded(lengths, limit):
+    """A pass has at most the tokens asked for, unless one sequence alone is longer."""
+    batch = [plain(length) for length in lengths]
+
+    passes = micro_batches(batch, limit)
+
+    assert sorted(i for micro in passes for i in micro.members) == list(range(len(batch)))
+    assert all(micro.ids.numel() <= limit or len(micro.members) == 1 for micro in passes)
+
+
+def test_like_lengths_share_a_pass():
+    """Short ones are not padded to the long one."""
+    passes = micro_batches([plain(n) for n in (50, 5, 5, 48)], 100)
+
+    assert [sorted(micro.members) for micro in passes] == [[1, 2], [0, 3]]
+    assert passes[0].ids.dtype == torch.int64

@@ -1,0 +1,64 @@
+import pytest
+
+from infra.errors import ConfigError
+from trainer.config import AlgorithmConfig, CheckpointConfig, Filter, Overlong, RunConfig, StopConfig, load_config
+
+MINIMAL = 'run = "r"\nmodel = "m"\ndirectory = "d"\n'
+
+
+def write(tmp_path, text):
+    path = tmp_path / "RUN.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_minimal_file_gives_the_documented_defaults(tmp_path):
+    """Three values are enough; paths are relative to the file."""
+    config = load_config(write(tmp_path, MINIMAL))
+
+    assert (config.algorithm.groups, config.algorithm.clip_high, config.algorithm.max_lag) == (8, 0.28, 1)
+    assert config.model == (tmp_path / "m").resolve()
+    assert config.versions_directory == config.directory / "versions"
+
+
+def test_overrides_win_over_the_file(tmp_path):
+    """Numbers, words and nested tables can be set."""
+    path = write(tmp_path, MINIMAL + "[algorithm]\nlr = 1e-4\n")
+
+    config = load_config(path, ["algorithm.lr=0.5", "algorithm.filter=reward", "stop.success=0.9"])
+
+    assert config.algorithm.lr == 0.5
+    assert config.algorithm.filter is Filter.REWARD
+    assert config.stop.success == 0.9
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("run = ", "not TOML"),
+        ('run = "r"\nmodel = "m"', "directory"),
+        (MINIMAL + "[algorithm]\ngroup = 3", "algorithm.group"),
+        (MINIMAL + "[algorithm]\ngroups = 0", "algorithm.groups"),
+        (MINIMAL + "[algorithm]\ngroups = 2\nminibatches = 3", "mini-batches"),
+        (MINIMAL + "[algorithm]\nsamples = 4\nmin_siblings = 5", "min_siblings"),
+        (MINIMAL + "[algorithm.overlong]\nmax_tokens = 5\ncache_tokens = 6", "cache_tokens"),
+        ('run = "a/b"\nmodel = "m"\ndirectory = "d"', "run"),
+    ],
+)
+def test_a_value_that_cannot_work_is_named(tmp_path, text, names):
+    """The error says which value."""
+    with pytest.raises(ConfigError, match=names):
+        load_config(write(tmp_path, text))
+
+
+def test_a_missing_file_is_named(tmp_path):
+    """Nothing is guessed."""
+    with pytest.raises(ConfigError, match="nowhere"):
+        load_config(tmp_path / "nowhere.toml")
+
+
+def test_every_setting_has_a_sentence():
+    """`--help` and the docs are made from them."""
+    for model in (RunConfig, AlgorithmConfig, StopConfig, CheckpointConfig, Overlong):
+        for name, field in model.model_fields.items():
+            assert field.description, f"{model.__name__}.{name}"

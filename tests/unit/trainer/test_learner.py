@@ -1,0 +1,230 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from trainer.batching import TokenSequence, micro_batches
+from trainer.config import AlgorithmConfig
+from trainer.forward import sampled_logprobs
+from trainer.learner import Interrupted, Learner, StepBatch
+from trainer.models import Shape, create_wordlevel_model
+
+VOCABULARY = 20
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Return the directory of a model of a few thousand parameters."""
+    directory = tmp_path_factory.mktemp("model") / "m"
+    shape = Shape(hidden=16, layers=2, heads=2, intermediate=32, context=64)
+    create_wordlevel_model(directory, seed=0, words=[f"w{i}" for i in range(VOCABULARY - 7)], shape=shape)
+    return directory
+
+
+def learner(model, **changes):
+    values = {"groups": 4, "minibatches": 2, "epochs": 2, "lr": 1e-2}
+    return Learner(model, AlgorithmConfig(**{**values, **changes}), seed=7, threads=1, device="cpu")
+
+
+def sequence(draw, advantage, length=None):
+    length = length or int(draw.integers(4, 24))
+    positions = np.flatnonzero(draw.random(length - 1) < 0.6).astype(np.int64) + 1
+    if not len(positions):
+        positions = np.array([1])
+    count = len(positions)
+    return TokenSequence(
+        tokens=draw.integers(0, VOCABULARY, length),
+        positions=positions,
+        rollout=draw.normal(-2.5, 0.3, count).astype(np.float32),
+        temperature=np.full(count, 0.7, dtype=np.float32),
+        lag=np.zeros(count, dtype=np.int64),
+        trained=(draw.random(count) < 0.9).astype(np.float32),
+        advantage=advantage,
+    )
+
+
+def batch(seed=0, groups=4, siblings=4):
+    draw = np.random.default_rng(seed)
+    return StepBatch(
+        step=1,
+        groups=tuple(tuple(sequence(draw, float(draw.normal())) for _ in range(siblings)) for _ in range(groups)),
+    )
+
+
+def weights(learner):
+    return torch.cat([p.detach().flatten() for p in learner.model.parameters()])
+
+
+def test_the_same_step_from_the_same_weights_gives_the_same_bytes(model):
+    """Deterministic on the CPU with one thread."""
+    first, second = learner(model), learner(model)
+
+    first.step(batch())
+    second.step(batch())
+
+    assert first.weights() == second.weights()
+
+
+@pytest.mark.parametrize("micro_tokens", [1, 40, 90])
+def test_micro_batches_never_change_the_gradient(model, micro_tokens):
+    """One pass per sequence or one for all: the same step up to float sums."""
+    whole, split = learner(model, micro_tokens=10_000), learner(model, micro_tokens=micro_tokens)
+
+    one, other = whole.step(batch()), split.step(batch())
+
+    assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-4)
+    assert one.loss == pytest.approx(other.loss, abs=1e-5)
+
+
+def test_the_order_of_siblings_does_not_change_the_gradient(model):
+    """The loss is a sum over tokens."""
+    given = batch()
+    turned = replace(given, groups=tuple(tuple(reversed(group)) for group in given.groups))
+    settings = {"epochs": 1, "minibatches": 1}
+
+    one, other = learner(model, **settings).step(given), learner(model, **settings).step(turned)
+
+    assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-4)
+
+
+def test_zero_advantages_leave_the_weights_alone(model):
+    """A group without variance would teach nothing."""
+    given = batch()
+    flat = replace(given, groups=tuple(tuple(replace(s, advantage=0.0) for s in g) for g in given.groups))
+    subject = learner(model)
+    before = weights(subject)
+
+    metrics = subject.step(flat)
+
+    assert torch.equal(before, weights(subject))
+    assert metrics.grad_norm == 0.0
+
+
+def test_a_step_makes_rewarded_tokens_likelier(model):
+    """The sign is right."""
+    draw = np.random.default_rng(1)
+    good, bad = sequence(draw, 1.0, 16), sequence(draw, -1.0, 16)
+    subject = learner(model, groups=1, minibatches=1, epochs=4, tis_cap=0.0)
+    (micro,) = micro_batches([good, bad], 100)
+
+    def likelihood():
+        values = sampled_logprobs(subject.model, micro)[0].detach() * micro.trained
+        return [float(values[micro.rows == row].sum()) for row in range(2)]
+
+    before = likelihood()
+    subject.step(StepBatch(step=1, groups=((good, bad),)))
+    after = likelihood()
+
+    assert after[0] > before[0]
+    assert after[1] < before[1]
+
+
+def test_the_temperature_of_the_span_divides_the_logits(model):
+    """At twice the temperature the distribution is flatter: its entropy is higher."""
+    draw = np.random.default_rng(2)
+    cool = sequence(draw, 1.0, 12)
+    warm = replace(cool, temperature=cool.temperature * 2)
+    subject = learner(model)
+
+    spread = [
+        float(sampled_logprobs(subject.model, micro_batches([s], 100)[0])[1].detach().sum()) for s in (cool, warm)
+    ]
+
+    assert spread[1] > spread[0]
+
+
+def test_padding_does_not_reach_real_tokens(model):
+    """A short sequence has the same log-probs alone and beside a long one."""
+    draw = np.random.default_rng(3)
+    short, long = sequence(draw, 1.0, 5), sequence(draw, 1.0, 30)
+    subject = learner(model)
+
+    alone = sampled_logprobs(subject.model, micro_batches([short], 1000)[0])[0].detach()
+    (both,) = micro_batches([short, long], 1000)
+    beside = sampled_logprobs(subject.model, both)[0].detach()[both.rows == 0]
+
+    torch.testing.assert_close(alone, beside)
+
+
+def test_a_restored_learner_goes_on_to_the_same_bytes(model, tmp_path):
+    """Weights, momenta and the count of optimizer steps are all there is."""
+    straight = learner(model, warmup=10)
+    straight.step(batch(0))
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(straight.weights())
+    kept = straight.optimizer_bytes()
+    straight.step(replace(batch(1), step=2))
+
+    resumed = learner(model, warmup=10)
+    resumed.restore(file, kept)
+    resumed.step(replace(batch(1), step=2))
+
+    assert resumed.weights() == straight.weights()
+
+
+def test_the_learning_rate_rises_over_the_warm_up(model):
+    """Then it is constant."""
+    subject = learner(model, warmup=4, lr=1.0)
+
+    rates = []
+    for subject.optimizer_steps in (0, 1, 3, 4, 50):
+        rates.append(subject.learning_rate())
+
+    assert rates == [0.25, 0.5, 1.0, 1.0, 1.0]
+
+
+def test_tokens_beyond_the_lag_are_counted_as_masked(model):
+    """The metrics tell staleness and numerics apart."""
+    draw = np.random.default_rng(4)
+    fresh = sequence(draw, 1.0, 10)
+    stale = replace(fresh, lag=np.full_like(fresh.lag, 3), trained=np.zeros_like(fresh.trained), advantage=-1.0)
+    subject = learner(model, groups=1, minibatches=1)
+
+    metrics = subject.step(StepBatch(step=1, groups=((replace(fresh, trained=np.ones_like(fresh.trained)), stale),)))
+
+    assert metrics.masked_share == pytest.approx(0.5)
+    assert metrics.lag_max == 0
+    assert metrics.mismatch > 0
+
+
+def test_a_batch_without_a_trained_token_is_a_step_that_changes_nothing(model):
+    """Every token was too old."""
+    given = batch()
+    masked = replace(
+        given, groups=tuple(tuple(replace(s, trained=np.zeros_like(s.trained)) for s in g) for g in given.groups)
+    )
+    subject = learner(model)
+    before = weights(subject)
+
+    metrics = subject.step(masked)
+
+    assert torch.equal(before, weights(subject))
+    assert (metrics.optimizer_steps, metrics.masked_share) == (0, 1.0)
+
+
+def test_the_kl_term_keeps_a_second_model_that_is_not_trained(model):
+    """At the first step both are the same: KL is 0; later it is not."""
+    subject = learner(model, kl=0.1)
+
+    first = subject.step(batch(0))
+    second = subject.step(replace(batch(1), step=2))
+
+    assert first.kl >= 0
+    assert second.kl > first.kl
+
+
+def test_recorded_logprobs_can_be_the_ratios_denominator(model):
+    """`old = rollout` turns the importance weight off."""
+    metrics = learner(model, old="rollout").step(batch())
+
+    assert metrics.weight == 1.0
+    assert metrics.mismatch == 0.0
+
+
+def test_a_step_can_be_given_up_between_passes(model):
+    """A cancelled run does not wait for a long step."""
+    answers = iter([False, False, True])
+
+    with pytest.raises(Interrupted):
+        learner(model, micro_tokens=1).step(batch(), lambda: next(answers))

@@ -1,0 +1,82 @@
+"""The trainer as a process: `python -m trainer RUN.toml [--resume] [--set a.b=c]`.
+
+SIGTERM or SIGINT ends it at once and leaves everything to be resumed; a run that reaches its own end writes that down
+and exits with 0.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from infra.clock import SystemClock
+from infra.config import BusConfig
+from infra.connect import connected
+from infra.service import run_service, set_up_logging, until_stopped
+from schemas.topics import DEFAULT_PREFIX
+from trainer import loop
+from trainer.config import load_config
+from trainer.progress import Progress
+
+log = logging.getLogger("trainer")
+
+
+@click.command("trainer")
+@click.argument("path", metavar="RUN.toml", type=click.Path(path_type=Path))
+@click.option("--resume", is_flag=True, help="Go on with a run that was started before.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Overrides a value of RUN.toml.")
+@click.option("--bootstrap", default="127.0.0.1:9092", show_default=True, help="Addresses of the Kafka brokers.")
+@click.option("--prefix", default=DEFAULT_PREFIX, show_default=True, help="Put before every topic name.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
+def command(
+    path: Path, overrides: tuple[str, ...], bootstrap: str, prefix: str, *, resume: bool, as_json: bool
+) -> None:
+    """Train the run of RUN.toml."""
+    set_up_logging()
+
+    async def main() -> None:
+        config = load_config(path, overrides)
+        async with connected(BusConfig(bootstrap=bootstrap, prefix=prefix), client="trainer") as bus:
+
+            async def train() -> None:
+                result = await loop.run(config, bus, SystemClock(), resume=resume, on_progress=step_logger())
+                if as_json:
+                    click.echo(json.dumps(asdict(result)))
+                else:
+                    log.info("run %s ended: %s; weights in %s", config.run, result.reason, result.directory)
+
+            await until_stopped(train())
+
+    raise SystemExit(run_service(main))
+
+
+def step_logger() -> Callable[[Progress], None]:
+    """Return a callback that logs each step once."""
+    shown = 0
+
+    def show(now: Progress) -> None:
+        nonlocal shown
+        if now.step > shown and now.last.tokens:
+            shown = now.step
+            log.info(
+                "step %d: reward %.3f, success %.3f, entropy %.3f, clip %.3f, lag %.2f, %.0f tokens/s, idle %.0f %%",
+                now.step,
+                now.reward,
+                now.recent_success,
+                now.last.entropy,
+                now.last.clip_share,
+                now.last.lag_mean,
+                now.tokens_per_s,
+                100 * now.idle_share,
+            )
+
+    return show
+
+
+if __name__ == "__main__":
+    command()
