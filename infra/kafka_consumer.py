@@ -279,6 +279,8 @@ class PartitionReader:
         self._client.assign([self._link.outer(partition) for partition in self._position])
         for partition, offset in self._position.items():
             self._client.seek(self._link.outer(partition), offset)
+        # The client's `stop` cancels a task of its own and awaits it: one that never ran yet would cancel the caller.
+        await asyncio.sleep(0)
 
     async def poll(self, max_records: int, timeout_s: float) -> list[Record]:
         """Return up to max_records records, or none after timeout_s; in offset order per partition."""

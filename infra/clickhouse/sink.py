@@ -219,6 +219,7 @@ class Sink:
     async def _flush(self, consumer: Consumer, ranges: list[Range]) -> None:
         """Store ranges, each of a partition of its own, and commit them."""
         owners = {due.tp: self._buffers.get(due.tp) for due in ranges}
+        ranges = [due for due in ranges if owners[due.tp] is not None]
         if not await self._commit(consumer, {due.tp: due.intent for due in ranges}):
             return
         limit = asyncio.Semaphore(INSERTS_AT_ONCE)

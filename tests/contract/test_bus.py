@@ -199,6 +199,13 @@ class TestRead:
         assert [record.value for record in found] == [b"3", b"4"]
         assert position == 5
 
+    async def test_a_reader_may_be_closed_at_once(self, bus: Bus) -> None:
+        """Closing before the first poll gives the reader up and nothing else."""
+        reader = await bus.read({TopicPartition("one", 0): 0})
+        await reader.close()
+
+        assert await bus.end_offsets("one")
+
     async def test_a_reader_sees_what_comes_later(self, bus: Bus) -> None:
         """A reader at the end waits for the next record."""
         part = TopicPartition("one", 0)

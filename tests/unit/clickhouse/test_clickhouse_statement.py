@@ -97,8 +97,8 @@ def test_any_bytes_are_split_or_refused(sql):
 
 def test_hostile_sql_takes_bounded_time():
     """Neither nested comments nor open quotes make splitting slow, and longer SQL is refused."""
-    began = time.perf_counter()
+    began = time.process_time()
     for piece in (b"/*", b"'", b"FORMAT ", b"((((", b"$a"):
         with pytest.raises(ServerError):
             parse(b"SELECT " + piece * (MAX_STATEMENT_BYTES // len(piece) + 1))
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
