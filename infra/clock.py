@@ -83,6 +83,18 @@ class VirtualClock:
         await settle()
 
 
+async def wait_for(event: asyncio.Event, clock: Clock, seconds: float) -> bool:
+    """Wait until the event is set or the time has passed on this clock; tell whether it is set."""
+    waiting = {asyncio.ensure_future(event.wait()), asyncio.ensure_future(clock.sleep(seconds))}
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    return event.is_set()
+
+
 async def settle(rounds: int = 20) -> None:
     """Let every task that can run go on until it waits for something."""
     for _ in range(rounds):

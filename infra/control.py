@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from infra.bus import Bus, Reader, Record, TopicPartition
-from infra.clock import Clock
+from infra.clock import Clock, wait_for
 from infra.errors import WaitTimeout
 from infra.wire import unpack
 from schemas.codec import DecodeError
@@ -58,6 +60,25 @@ class ControlView:
         while True:
             await self._poll(self._reader)
 
+    @asynccontextmanager
+    async def following(self) -> AsyncIterator[None]:
+        """Start, keep reading while the block runs, and close.
+
+        Whoever waits for a change would wait for ever once nobody reads: a reader that breaks cancels the block, and
+        its error leaves it.
+        """
+        try:
+            await self.start()
+            async with asyncio.TaskGroup() as group:
+                reading = group.create_task(self.follow())
+                yield
+                reading.cancel()
+        except BaseExceptionGroup as several:
+            # One of block and reader raised and the other was cancelled for it; if both did, the first tells why.
+            raise several.exceptions[0] from several.exceptions[0].__cause__
+        finally:
+            await self.close()
+
     async def close(self) -> None:
         """Stop reading."""
         if self._reader is not None:
@@ -75,10 +96,7 @@ class ControlView:
     async def changed(self, timeout_s: float) -> None:
         """Return at the next change, or after timeout_s."""
         self._changed.clear()
-        try:
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
-        except TimeoutError:
-            return
+        await wait_for(self._changed, self._clock, timeout_s)
 
     async def _poll(self, reader: Reader) -> None:
         for record in await reader.poll(500, POLL_S):

@@ -21,6 +21,9 @@ from contextlib import contextmanager
 
 from schemas.outcome import Boundary, Failed, FailureKind
 
+CAUSE_CHARS = 2_000
+"""Longest cause that a failure keeps: it travels in a record and in an event, which have limits."""
+
 
 class RollmillError(Exception):
     """Root of all errors that Rollmill raises on purpose."""
@@ -63,10 +66,12 @@ class Failure(RollmillError):
     """
 
     def __init__(self, kind: FailureKind, boundary: Boundary, cause: str) -> None:
-        super().__init__(f"{boundary.value}: {cause}")
+        # Foreign code may raise a text of megabytes, or one that is not Unicode: it must still fit into a record.
+        short = cause if len(cause) <= CAUSE_CHARS else f"{cause[:CAUSE_CHARS]}... ({len(cause)} characters)"
+        self.cause = short.encode("utf-8", "backslashreplace").decode()
+        super().__init__(f"{boundary.value}: {self.cause}")
         self.kind = kind
         self.boundary = boundary
-        self.cause = cause
 
     def outcome(self) -> Failed:
         """Return the failure as the outcome of a trajectory."""

@@ -1,7 +1,7 @@
-"""Stage events on their way to the log: collected for a moment, one record per partition.
+"""Stage events on their way to the log: collected for a moment, as few records per partition as they fit into.
 
 Events are for people and dashboards; losing some never changes what is trained on, so an unreachable log drops the
-oldest beyond a bound and says how many.
+oldest beyond a bound and says how many. The events of one sample keep their order.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 from collections import deque
 
 from infra.clock import Clock
-from infra.errors import BusError
+from infra.errors import BusError, TooLarge
 from infra.wire import Publisher
 from schemas.partition import partition_for
 from schemas.telemetry import StageEvent, StageEvents
@@ -24,6 +24,9 @@ FLUSH_EVERY_S = 0.1
 
 MAX_WAITING = 20_000
 """Most events kept while the log is away; older ones are dropped and counted."""
+
+MAX_PER_RECORD = 200
+"""Most events in one record: each may hold the text of an error, and a record has a largest size."""
 
 
 class EventLog:
@@ -55,16 +58,28 @@ class EventLog:
             event = self._waiting.popleft()
             sample = f"{event.run}/{event.group}/{event.sample}"
             batches.setdefault(partition_for(sample, EVENTS.partitions), []).append(event)
-        await asyncio.gather(*(self._send(partition, events) for partition, events in batches.items()))
+        unsent = await asyncio.gather(*(self._send(partition, events) for partition, events in batches.items()))
+        self._put_back([event for events in unsent for event in events])
         if self._dropped:
             log.warning("%d events were dropped while the log was away", self._dropped)
             self._dropped = 0
 
-    async def _send(self, partition: int, events: list[StageEvent]) -> None:
-        message = StageEvents(worker=self._worker, events=tuple(events))
-        try:
-            await self._publisher.publish(EVENTS, message, partition=partition)
-        except BusError as error:
-            log.warning("events not published, kept for later: %s", error)
-            for event in events:
-                self.add(event)
+    async def _send(self, partition: int, events: list[StageEvent]) -> list[StageEvent]:
+        """Publish events of one partition and return those that the log did not take."""
+        for at in range(0, len(events), MAX_PER_RECORD):
+            part = StageEvents(worker=self._worker, events=tuple(events[at : at + MAX_PER_RECORD]))
+            try:
+                await self._publisher.publish(EVENTS, part, partition=partition)
+            except BusError as error:
+                log.warning("%d events not published, kept for later: %s", len(events) - at, error)
+                return events[at:]
+            except TooLarge as error:
+                log.warning("%d events dropped: %s", len(part.events), error)
+        return []
+
+    def _put_back(self, unsent: list[StageEvent]) -> None:
+        """Keep what was not published, before what came meanwhile."""
+        if unsent:
+            waiting = [*unsent, *self._waiting]
+            self._dropped += max(0, len(waiting) - MAX_WAITING)
+            self._waiting = deque(waiting[-MAX_WAITING:], maxlen=MAX_WAITING)

@@ -18,6 +18,9 @@ from infra.errors import RollmillError
 
 Stop = Callable[[], None]
 
+INTERRUPTED = 130
+"""Exit code of a process that Ctrl-C ended, as shells have it."""
+
 
 def worker_name(service: str) -> str:
     """Return this process's name in events and records."""
@@ -73,4 +76,6 @@ def run_service(main: Callable[[], Awaitable[None]]) -> int:
     except RollmillError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the last word of a process goes to its terminal
         return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED  # before the service took over the signals: nothing was begun
     return 0

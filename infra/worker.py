@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.bus import Bus, Consumer, Record, TopicPartition
-from infra.clock import Clock
+from infra.clock import Clock, wait_for
 from infra.errors import BusError, NotOwner
 from infra.middleware import Call, Job, Result
 from infra.middleware.dead_letter import bury
@@ -116,10 +116,7 @@ class Worker:
 
     async def _wait_for_slot(self) -> None:
         self._slot_free.clear()
-        try:
-            await asyncio.wait_for(self._slot_free.wait(), self._limits.poll_s)
-        except TimeoutError:
-            return
+        await wait_for(self._slot_free, self._clock, self._limits.poll_s)
 
     def _dispatch(self, record: Record) -> None:
         progress = self._progress.setdefault(record.tp, Progress())

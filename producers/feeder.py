@@ -7,9 +7,7 @@ in between publishes at most one group twice, and the arbiter absorbs that. What
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from contextlib import suppress
 
 from infra.bus import Bus
 from infra.clock import Clock
@@ -43,15 +41,8 @@ class Feeder:
 
     async def run(self) -> int:
         """Feed until the source ends or the trainer closes the run; return the groups admitted."""
-        await self._control.start()
-        following = asyncio.create_task(self._control.follow())
-        try:
+        async with self._control.following():
             return await self._feed()
-        finally:
-            following.cancel()
-            with suppress(asyncio.CancelledError):
-                await following
-            await self._control.close()
 
     async def _feed(self) -> int:
         manifest = await self._manifest()

@@ -10,12 +10,16 @@ import itertools
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from infra.errors import ConfigError
 from producers.source import Instance
+from schemas.identity import canonical
+
+PAYLOAD_BYTES = 512 * 1024
+"""Largest payload of a line, in bytes: it is carried by every record of the sample, beside the transcript."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,7 +27,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     family: str
     payload: dict[str, Any]
-    horizon: int | None = None
+    horizon: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +102,20 @@ class JsonlSource:
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 self.bad.append(BadLine(number, str(error)))
                 continue
-            if self._known is not None and line.family not in self._known:
-                known = ", ".join(sorted(self._known))
-                self.bad.append(BadLine(number, f"unknown family {line.family!r} - at `$.family`; known: {known}"))
+            problem = self._problem(line)
+            if problem:
+                self.bad.append(BadLine(number, problem))
                 continue
             yield number, line
+
+    def _problem(self, line: Line) -> str | None:
+        if self._known is not None and line.family not in self._known:
+            known = ", ".join(sorted(self._known))
+            return f"unknown family {line.family!r} - at `$.family`; known: {known}"
+        try:
+            size = len(canonical(line.payload))
+        except (TypeError, ValueError, OverflowError) as error:
+            return f"no form on the wire: {error} - at `$.payload`"
+        if size > PAYLOAD_BYTES:
+            return f"{size} bytes, at most {PAYLOAD_BYTES} are carried - at `$.payload`"
+        return None

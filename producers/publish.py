@@ -97,8 +97,10 @@ async def ensure_manifest(bus: Bus, clock: Clock, publisher: Publisher, wanted: 
         ConfigError: the run exists with another configuration.
     """
     view = ControlView(bus, clock)
-    await view.start()
-    await view.close()
+    try:
+        await view.start()
+    finally:
+        await view.close()
     known = view.get(f"run/{wanted.run}", RunManifest)
     if known is not None:
         _refuse_other(known, wanted)

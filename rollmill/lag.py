@@ -47,5 +47,6 @@ async def _topic_lag(bus: Bus, group: str, topic: str) -> int:
     begin, end, committed = await asyncio.gather(
         bus.begin_offsets(topic), bus.end_offsets(topic), bus.committed(group, topic)
     )
-    done = {part: committed[part].offset if part in committed else first for part, first in begin.items()}
-    return sum(last - done[part] for part, last in end.items())
+    # Retention may have passed the committed offset, and the group may have passed the end that was asked for.
+    done = {part: max(first, committed[part].offset if part in committed else 0) for part, first in begin.items()}
+    return sum(max(0, last - done[part]) for part, last in end.items())

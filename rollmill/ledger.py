@@ -32,16 +32,18 @@ BATCH = 1_000
 
 async def ledger(bus: Bus, clock: Clock, run: str) -> Ledger:
     """Return where every sample of a run is now."""
+    # Against the flow: what a record rests on was written before it, so in a run that goes on no decision is seen
+    # without its outcomes and no outcome without its task.
+    log: list[tuple[int, Decision]] = [
+        (found.record.offset, found.message) async for found in _read(bus, clock, DECISIONS) if found.message.run == run
+    ]
+    accepted: dict[Key, tuple[int, Outcome]] = {}
+    async for done in _accepted(bus, clock, run):
+        accepted[done.message.task.group, done.message.task.sample] = (done.record.offset, done.message.outcome)
     admitted: dict[Key, None] = {}
     async for task in _read(bus, clock, TASKS):
         if task.message.run == run:
             admitted[task.message.group, task.message.sample] = None
-    accepted: dict[Key, tuple[int, Outcome]] = {}
-    async for done in _accepted(bus, clock, run):
-        accepted[done.message.task.group, done.message.task.sample] = (done.record.offset, done.message.outcome)
-    log: list[tuple[int, Decision]] = [
-        (found.record.offset, found.message) async for found in _read(bus, clock, DECISIONS) if found.message.run == run
-    ]
     live = [decision for _, decision in live_decisions(log)]
     has_trainer = any(isinstance(decision, TrainerStarted) for decision in live)
     return dispositions(admitted, accepted, live, has_trainer=has_trainer)

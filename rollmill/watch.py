@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from infra.bus import Bus, Reader, Record, TopicPartition
-from infra.clock import Clock
+from infra.clock import Clock, wait_for
 from infra.errors import WaitTimeout
 from infra.wire import unpack
 from schemas.codec import DecodeError
@@ -66,7 +66,9 @@ class RunWatch:
         self._clock = clock
         self._run = run
         self._reader: Reader | None = None
+        self._epoch: int | None = None
         self._started: set[tuple[str, str, int, int]] = set()
+        self._open: set[tuple[str, str, int, int]] = set()
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
@@ -100,7 +102,7 @@ class RunWatch:
             if self._clock.monotonic() > until:
                 raise WaitTimeout(f"waited {limit_s:g} s for {what} of run {self._run!r}; it stands at {self.state}")
             self._changed.clear()
-            await self._changed.wait()
+            await wait_for(self._changed, self._clock, POLL_S)
 
     async def _take(self, record: Record) -> None:
         try:
@@ -115,8 +117,17 @@ class RunWatch:
             case Metrics() if message.run == self._run:
                 self._take_metrics(message)
             case StepDecided() | GroupDropped() | VersionPublished() | RunEnded() | TrainerStarted():
-                if message.run == self._run:
+                if message.run == self._run and self._live(message, record.offset):
                     self._take_decision(message)
+
+    def _live(
+        self, decision: StepDecided | GroupDropped | VersionPublished | RunEnded | TrainerStarted, offset: int
+    ) -> bool:
+        """Tell whether a decision counts: not that of a trainer which another one has replaced meanwhile."""
+        if isinstance(decision, TrainerStarted):
+            self._epoch = offset
+            return True
+        return self._epoch in {None, decision.epoch}
 
     def _take_decision(
         self, decision: StepDecided | GroupDropped | VersionPublished | RunEnded | TrainerStarted
@@ -145,13 +156,14 @@ class RunWatch:
         state = self.state
         key = (event.stage, event.group, event.sample, event.attempt)
         if event.kind is EventKind.STARTED:
-            if key in self._started:
-                state.repeated += 1
-            else:
-                state.in_flight[event.stage] += 1
+            state.repeated += key in self._started
+            state.in_flight[event.stage] += key not in self._open
             self._started.add(key)
+            self._open.add(key)
             return
-        state.in_flight[event.stage] -= 1
+        if key in self._open:  # what began before the watch was never counted in
+            self._open.remove(key)
+            state.in_flight[event.stage] -= 1
         if event.kind is EventKind.FINISHED:
             state.finished[event.stage] += 1
         else:

@@ -115,7 +115,7 @@ class AlgorithmConfig(Frozen):
     """Optimizer steps over which the learning rate rises to `lr`."""
     clip_norm: Positive = 1.0
     """Largest norm of the gradient."""
-    micro_tokens: Count = 16_384
+    micro_tokens: Count = 4096
     """Padded tokens of one forward pass: bounds memory, never changes the gradient."""
 
     temperature: Positive = 1.0

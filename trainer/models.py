@@ -20,6 +20,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging as transformers_logging
 
 PAD: Final = "<|pad|>"
 UNKNOWN: Final = "<|unknown|>"
@@ -110,6 +111,8 @@ def _write(directory: Path, tokenizer: Tokenizer, template: str, shape: Shape, s
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
+    # A bar for one small file would only break the progress that the caller shows.
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     model.save_pretrained(directory)
 
 

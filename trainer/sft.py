@@ -44,7 +44,7 @@ class SftConfig(Frozen):
     """Decoupled weight decay."""
     clip_norm: Positive = 1.0
     """Largest norm of the gradient."""
-    micro_tokens: Count = 16_384
+    micro_tokens: Count = 4096
     """Padded tokens of one forward pass."""
     threads: Count = 1
     """Torch threads."""

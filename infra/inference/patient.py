@@ -2,6 +2,7 @@
 
 Waiting happens inside the stage and raises no attempt: a task does not become worse because an engine restarts. When
 the limit is reached the rollout fails as an engine failure. An answer that cannot be trained on is a failure at once.
+What the engine serves is asked once and kept until the engine was away: another one may have taken its place.
 """
 
 from __future__ import annotations
@@ -56,16 +57,18 @@ class PatientPolicy:
             if self._clock.monotonic() > until:
                 has = "none" if self._info is None else self._info.version
                 raise _failure(f"waited {self._wait_s:g} s for policy version {min_version}; the engine has {has}")
-            await self._refresh(min_version)
+            await self._refresh(min_version, until)
         return self._info
 
-    async def _refresh(self, min_version: int) -> None:
+    async def _refresh(self, min_version: int, until: float) -> None:
         """Ask the engine once for all episodes that wait."""
         async with self._refreshing:
             if self._info is not None and self._info.version >= min_version:
                 return
-            self._info = await self._patiently("the engine's version", self._client.info)
-            if self._info.version < min_version:
+            if self._clock.monotonic() > until:
+                return  # whoever asked before waited long enough for both
+            found = self._info = await self._patiently("the engine's version", self._client.info, until)
+            if found.version < min_version:
                 await self._clock.sleep(FIRST_BACKOFF_S)
 
     async def generate(
@@ -90,15 +93,16 @@ class PatientPolicy:
                 max_tokens=max_tokens,
             )
 
-        return await self._patiently(f"generation {request_id}", ask)
+        return await self._patiently(f"generation {request_id}", ask, self._clock.monotonic() + self._wait_s)
 
-    async def _patiently(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
-        until = self._clock.monotonic() + self._wait_s
+    async def _patiently(self, what: str, ask: Callable[[], Awaitable[T]], until: float) -> T:
         backoff_s = FIRST_BACKOFF_S
         while True:
             try:
                 return await ask()
             except (PolicyOverloaded, PolicyUnreachable) as error:
+                if isinstance(error, PolicyUnreachable):
+                    self._info = None
                 if self._clock.monotonic() > until:
                     raise _failure(f"waited {self._wait_s:g} s for {what}: {error}") from error
                 log.debug("%s: asked again in %.1f s: %s", what, backoff_s, error)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from infra.clock import Clock
 from infra.control import ControlView
+from infra.errors import BusError
 from infra.inference.base import PolicyClient, PolicyError
 from infra.wire import Publisher
 from schemas.control import PolicyVersion
@@ -54,12 +55,16 @@ class WeightSync:
 
     async def _load(self, wanted: PolicyVersion) -> None:
         began = self._clock.monotonic()
-        await self._client.pause("keep")
         try:
+            # Inside: a pause whose answer was lost may hold, and must be ended too.
+            await self._client.pause("keep")
             await self._client.load(Path(wanted.directory), wanted.version)
         finally:
             await self._client.resume()
         took_s = self._clock.monotonic() - began
         log.info("policy serves version %d of run %s after %.2f s", wanted.version, self._run, took_s)
         point = MetricPoint(name="policy.handover_s", value=took_s, at_ms=self._clock.now_ms(), step=wanted.version)
-        await self._publisher.publish(METRICS, Metrics(run=self._run, service="policy", points=(point,)))
+        try:
+            await self._publisher.publish(METRICS, Metrics(run=self._run, service="policy", points=(point,)))
+        except BusError as error:
+            log.warning("metric %s not published: %s", point.name, error)

@@ -1,6 +1,8 @@
 """What cannot be read goes to `dead` at once, with its original bytes and headers and where it came from.
 
-Poison is not retried: the same bytes would be as unreadable again. The stream behind it goes on.
+Poison is not retried: the same bytes would be as unreadable again. The stream behind it goes on, so burying must not
+fail on what it buries: a value too large to carry its new headers is cut, with its size in `x-cut-from`; one that is
+null becomes empty, since a log takes no record that has neither key nor value.
 """
 
 from __future__ import annotations
@@ -12,9 +14,13 @@ from schemas.topics import DEAD
 CAUSE_BYTES = 2_000
 """Longest cause kept in a header, in bytes."""
 
+RECORD_BYTES = 990_000
+"""Largest record written here, in bytes, key and headers included: below what the log takes."""
+
 
 async def bury(bus: Bus, clock: Clock, record: Record, *, stage: str, cause: str) -> None:
     """Append a record to `dead`, in the partition it came from, and return once that is durable."""
+    value, key = record.value or b"", record.key or b""
     headers: Headers = (
         *record.headers,
         ("x-orig-topic", record.topic.encode()),
@@ -22,8 +28,11 @@ async def bury(bus: Bus, clock: Clock, record: Record, *, stage: str, cause: str
         ("x-orig-offset", str(record.offset).encode()),
         ("x-orig-timestamp-ms", str(record.timestamp_ms).encode()),
         ("x-stage", stage.encode()),
-        ("x-cause", cause.encode()[:CAUSE_BYTES]),
+        ("x-cause", cause.encode("utf-8", "backslashreplace")[:CAUSE_BYTES]),
         ("x-failed-at-ms", str(clock.now_ms()).encode()),
     )
+    room = max(0, RECORD_BYTES - len(key) - sum(len(name) + len(text) for name, text in headers))
+    if len(value) > room:
+        headers = (*headers, ("x-cut-from", str(len(value)).encode()))
     partition = record.partition % DEAD.partitions
-    await bus.publish(DEAD.name, record.value, key=record.key, partition=partition, headers=headers)
+    await bus.publish(DEAD.name, value[:room], key=record.key, partition=partition, headers=headers)

@@ -17,6 +17,9 @@ from schemas.topics import TRAJECTORIES
 GRACE_S = 30.0
 """Added to a sample's own limits before it is given up, seconds: covers retries in flight and clocks that differ."""
 
+LONGEST_S = 7 * 86_400.0
+"""No sample is waited for longer than this after its start limit, seconds: its task leaves the log then."""
+
 
 def start_by(clock: Clock) -> Middleware:
     """Expire a task that would be started too late, at any attempt."""
@@ -64,7 +67,9 @@ def reap_at_ms(task: Task) -> int:
 
     The one clock of the reaper and of lease times: the start limit, all stage budgets and a grace.
     """
-    return task.start_by_ms + int((task.budgets.total_s + GRACE_S) * 1000)
+    seconds = task.budgets.total_s + GRACE_S
+    # A foreign producer may write any float; an endless budget, or none at all, must not stop the reaper.
+    return task.start_by_ms + int((seconds if 0 <= seconds <= LONGEST_S else LONGEST_S) * 1000)
 
 
 def _budget_s(task: Task, stage: str) -> float:

@@ -50,7 +50,7 @@ def example(renderer: Renderer, messages: list[dict[str, Any]]) -> Example:
         masks.append(np.ones(len(answer), np.uint8))
         reply = messages[index + 1 : index + 2]
         if reply:
-            glue = renderer.extension(messages[:index], reply, ended=True)
+            glue = renderer.extension(messages[:index], reply, last=int(answer[-1]))
             tokens.append(glue)
             masks.append(np.zeros(len(glue), np.uint8))
     return Example(tokens=np.concatenate(tokens), mask=np.concatenate(masks))

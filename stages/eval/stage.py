@@ -22,13 +22,7 @@ async def grade(rollout: Rollout) -> Done[Trajectory]:
     family = handler(rollout.task.family)
     with boundary(Boundary.HANDLER_GRADE, FailureKind.HANDLER):
         given = await asyncio.to_thread(family.grade, rollout, rollout.verdict)
-        _check(given)
-    outcome = Completed(
-        components=given.components,
-        reward=math.fsum(given.components.values()),
-        success=given.success,
-        truncated=rollout.stop.truncated,
-    )
+        outcome = _completed(given, truncated=rollout.stop.truncated)
     return Done(
         Trajectory(
             task=rollout.task,
@@ -43,9 +37,13 @@ async def grade(rollout: Rollout) -> Done[Trajectory]:
     )
 
 
-def _check(given: Grade) -> None:
-    for name, value in {**given.components, "success": given.success}.items():
+def _completed(given: Grade, *, truncated: bool) -> Completed:
+    # float(): a grader may count with numpy, whose numbers have no form on the wire.
+    components = {name: float(value) for name, value in given.components.items()}
+    reward, success = math.fsum(components.values()), float(given.success)
+    for name, value in {**components, "the sum": reward, "success": success}.items():
         if not math.isfinite(value):
             raise Failure(FailureKind.HANDLER, Boundary.HANDLER_GRADE, f"{name} is {value}, not a finite number")
-    if not 0.0 <= given.success <= 1.0:
-        raise Failure(FailureKind.HANDLER, Boundary.HANDLER_GRADE, f"success is {given.success}, outside [0, 1]")
+    if not 0.0 <= success <= 1.0:
+        raise Failure(FailureKind.HANDLER, Boundary.HANDLER_GRADE, f"success is {success}, outside [0, 1]")
+    return Completed(components=components, reward=reward, success=success, truncated=truncated)

@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from infra.envhost.environment import Environment
-from infra.errors import Failure
+from infra.errors import Failure, boundary
 from schemas.outcome import Boundary, FailureKind
 from stages.handlers.base import Handler
 
@@ -35,12 +35,13 @@ def handler(family: str) -> Handler:
     if entry is None:
         known = ", ".join(families())
         raise Failure(FailureKind.INVALID_TASK, Boundary.TASK, f"unknown family {family!r}; known: {known}")
-    try:
-        found: Handler = entry.load()()
-    except ImportError as error:
-        raise Failure(
-            FailureKind.INVALID_TASK, Boundary.TASK, f"family {family!r} ({entry.value}) cannot be imported: {error}"
-        ) from error
+    with boundary(Boundary.TASK, FailureKind.HANDLER):
+        try:
+            kind = entry.load()
+        except (ImportError, AttributeError) as error:
+            cause = f"family {family!r} ({entry.value}) cannot be imported: {error}"
+            raise Failure(FailureKind.INVALID_TASK, Boundary.TASK, cause) from error
+        found: Handler = kind()
     return found
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from infra.inference.vllm import VllmClient
-
 from infra.bus import Bus
 from infra.clock import Clock
 from infra.config import Config
 from infra.envhost.client import HttpEnvHosts
 from infra.inference.patient import PatientPolicy
+from infra.inference.vllm import VllmClient
 from infra.stage import Member
 from stages.process import run_member, stage_command
 from stages.run.render import Renderer

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from infra.errors import Failure
+from infra.errors import Failure, boundary
 from infra.inference.base import Generation, ModelInfo
 from schemas.identity import sampling_seed
 from schemas.messages import Episode
@@ -104,7 +104,9 @@ class EpisodeMachine:
 
     def start(self, now_ms: int) -> Move:
         """Return the first move."""
-        return self._ask(self._renderer.opening(self._messages, self._tools), now_ms)
+        with boundary(Boundary.TRANSCRIPT, FailureKind.INVALID_TASK):
+            opening = self._renderer.opening(self._messages, self._tools)
+        return self._ask(opening, now_ms)
 
     def generated(self, answer: Generation, now_ms: int) -> Move:
         """Take the policy's answer to the last Ask."""
@@ -120,7 +122,7 @@ class EpisodeMachine:
         self._messages.append({"role": "assistant", "content": action.text})
         self._close_turn(now_ms, valid=False, action=action.reason)
         if self._invalid_ends:
-            return Stop(StopReason.INVALID_ACTION)
+            return Stop(self._limit_reached() or StopReason.INVALID_ACTION)
         return self._next(action.reason, now_ms)
 
     def observed(self, action: Action, observation: str, now_ms: int, *, done: bool) -> Move:
@@ -144,8 +146,8 @@ class EpisodeMachine:
         if len(self._turns) >= self._task.horizon:
             return Stop(StopReason.TURNS)
         before, reply = self._messages[:-1], {"role": "user", "content": observation}
-        ended = self._turns[-1].finish == "stop"
-        extension = self._renderer.extension(before, [reply], self._tools, ended=ended)
+        with boundary(Boundary.TRANSCRIPT, FailureKind.INVALID_TASK):
+            extension = self._renderer.extension(before, [reply], self._tools, last=int(self._tokens[-1][-1]))
         self._messages.append(reply)
         return self._ask(extension, now_ms)
 
@@ -161,6 +163,12 @@ class EpisodeMachine:
         self._turn = _OpenTurn(start=start, sampled=len(self._mask), began_ms=now_ms)
         seed = sampling_seed(self._task.seed, self._task.sample, len(self._turns))
         return Ask(max_tokens=min(self._task.sampling.max_tokens, room, budget), seed=seed)
+
+    def _limit_reached(self) -> StopReason | None:
+        """Return the limit of the episode that cut the last answer, if one did: it could not be finished."""
+        if len(self._mask) >= self._context:
+            return StopReason.CONTEXT
+        return StopReason.TOKENS if self._mask.count(1) >= self._task.max_sampled_tokens else None
 
     def _too_long(self, tokens: int) -> Move:
         raise Failure(

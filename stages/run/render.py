@@ -2,9 +2,10 @@
 
 What the policy sampled is never encoded again. The template renders the conversation with a marker in place of the
 policy's last answer; what follows the marker is the glue to the next prompt (end of turn, observation, generation
-prompt), and only that text is encoded. An answer that was cut by length lacks its end-of-turn token; the glue then
-brings it, unsampled. Needs `tokenizers` and jinja2, no torch. A template that rewrites what came before the marker
-would need a new segment; such a template is refused when it drops the marker.
+prompt), and only that text is encoded. An end of turn that the policy sampled is left out of it; where the answer
+lacks the template's one (cut by length, ended by another stop id) the glue brings it, unsampled. A template that
+rewrites what came before the marker would need a new segment; such a template is refused when it drops the marker.
+Needs `tokenizers` and jinja2, no torch.
 
 Source of the chat-template convention: the `chat_template` of Hugging Face's tokenizer_config.json.
 """
@@ -52,7 +53,7 @@ class Renderer:
         self._directory = directory
         self._tokenizer = _load_tokenizer(directory)
         settings = _load_json(directory / "tokenizer_config.json")
-        self._template = _compile(chat_template(directory), directory)
+        self._template = _compile(_default_template(directory, settings), directory)
         self._end = _token_text(settings.get("eos_token"))
         self._names = {name: _token_text(settings.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
         self.stop_ids = self._find_stop_ids()
@@ -63,14 +64,14 @@ class Renderer:
         """Return the ids of the first prompt, shape (T,), int32."""
         return self._encode(self._render(messages, tools))
 
-    def extension(self, before: Messages, after: Messages, tools: Messages = (), *, ended: bool) -> TokenIds:
+    def extension(self, before: Messages, after: Messages, tools: Messages = (), *, last: int) -> TokenIds:
         """Return the ids between the policy's last answer and its next one, shape (T,), int32.
 
         Args:
             before: the conversation up to the answer.
             after: what follows the answer.
             tools: the tool schemas given at the opening.
-            ended: the policy sampled its own end-of-turn token.
+            last: the id that the policy's answer ends with.
         """
         answer = {"role": "assistant", "content": _MARKER}
         text = self._render([*before, answer, *after], tools)
@@ -80,8 +81,8 @@ class Renderer:
                 f"the chat template in {self._directory} rewrites the assistant's text: its answers cannot be "
                 f"followed token by token"
             )
-        if ended and self._end:
-            glue = glue.lstrip(" ").removeprefix(self._end)
+        if last in self.stop_ids:
+            glue = self._without(last, glue)
         return self._encode(glue)
 
     def answer(self, text: str) -> TokenIds:
@@ -97,6 +98,11 @@ class Renderer:
         """Return the text of ids with special tokens, for a person."""
         decoded: str = self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
         return decoded
+
+    def _without(self, end: int, glue: str) -> str:
+        """Return the glue without the end of turn that is there already, and the white space that led to it."""
+        text, rest = self._tokenizer.decode([end], skip_special_tokens=False), glue.lstrip()
+        return rest.removeprefix(text) if text and rest.startswith(text) else glue
 
     def _render(self, messages: Messages, tools: Messages) -> str:
         try:
@@ -114,7 +120,7 @@ class Renderer:
         declared = _load_json(path).get("eos_token_id") if path.exists() else None
         if declared is None and self._end:
             declared = self._tokenizer.token_to_id(self._end)
-        if declared is None:
+        if declared is None or declared == []:
             raise ConfigError(f"{self._directory} names no end-of-turn token: set `eos_token` in tokenizer_config.json")
         return tuple(declared) if isinstance(declared, list) else (int(declared),)
 
@@ -125,7 +131,10 @@ def _load_tokenizer(directory: Path) -> Tokenizer:
         raise ConfigError(
             f"{directory} has no tokenizer.json: point `model` at a Hugging Face model directory with a fast tokenizer"
         )
-    return Tokenizer.from_file(str(path))
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise ConfigError(f"{path} holds no tokenizer that `tokenizers` can read: {error}") from error
 
 
 def _load_json(path: Path) -> dict[str, Any]:
@@ -138,12 +147,22 @@ def _load_json(path: Path) -> dict[str, Any]:
     return loaded
 
 
+def _default_template(directory: Path, settings: dict[str, Any]) -> str:
+    """Return the template for chats; tokenizer_config.json may hold several by name."""
+    named = settings.get("chat_template")
+    if isinstance(named, list) and not (directory / "chat_template.jinja").is_file():
+        return next((str(item["template"]) for item in named if item["name"] == "default"), "")
+    return chat_template(directory)
+
+
 def _compile(text: str, directory: Path) -> jinja2.Template:
     if not text:
         raise ConfigError(f"{directory} has no chat template: neither chat_template.jinja nor tokenizer_config.json")
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
     environment.globals["raise_exception"] = _raise
-    environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
+    environment.filters["tojson"] = _to_json
     try:
         return environment.from_string(text)
     except jinja2.TemplateSyntaxError as error:
@@ -152,6 +171,11 @@ def _compile(text: str, directory: Path) -> jinja2.Template:
 
 def _raise(message: str) -> None:
     raise jinja2.TemplateError(message)
+
+
+def _to_json(value: Any, *, ensure_ascii: bool = False, indent: int | None = None, **settings: Any) -> str:
+    """Write JSON as the convention does: unlike jinja2's own filter, without escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **settings)
 
 
 def _token_text(token: Any) -> str:

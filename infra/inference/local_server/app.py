@@ -315,7 +315,7 @@ async def serving(
         raise PolicyRefused(f"dtype {dtype!r} is none of {', '.join(DTYPES)}")
     torch.set_num_threads(threads)
     # The bar belongs on a terminal, and a service writes to a log.
-    hf_logging.disable_progress_bar()
+    hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it without types
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     engine = Engine(load_model(model_dir, DTYPES[dtype]), limits=limits, version=version, threads=threads)
     runner, url = await start_site(PolicyServer(engine, describe(model_dir, name)).application(), host, port)

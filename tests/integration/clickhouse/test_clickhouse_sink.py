@@ -16,6 +16,7 @@ from infra.clickhouse.sink import Sink
 from infra.clickhouse.streams import STREAMS
 from infra.clock import SystemClock
 from infra.errors import ConfigError
+from infra.kafka import KafkaBus, KafkaLimits
 from infra.wire import Publisher
 from schemas import topics
 from schemas.messages import Trajectory
@@ -136,6 +137,32 @@ async def test_a_sink_that_dies_anywhere_is_succeeded_without_loss_or_doubles(bu
         await until_stored(bus, "metrics")
     records = sum((await bus.end_offsets("metrics")).values())
     assert [(records * POINTS, records * POINTS, records)] == await rows_of(address, COUNTS)
+
+
+async def test_it_survives_its_own_death_on_a_real_kafka_too(kafka, address):
+    """The intent travels in Kafka's commit metadata; sinks die at random and the last one finishes."""
+    await schema.apply(address)
+    limits = KafkaLimits(session_s=6.0, heartbeat_s=0.5)
+    bus = KafkaBus(kafka, prefix="sinktest.", limits=limits)
+    await bus.start()
+    await bus.create_topics([METRICS, topics.DEAD])
+    options = {"max_range_rows": 100, "streams": [stream for stream in STREAMS if stream.topic is METRICS]}
+    dice = random.Random(3)
+    for _ in range(4):
+        await publish_metrics(bus, dice.randrange(20, 60))
+        sink = Sink(bus, address, SystemClock(), **options)
+        work = asyncio.create_task(sink.run())
+        async with asyncio.timeout(60):
+            while not sink.progress.records:  # noqa: ASYNC110 - progress is a plain record
+                await asyncio.sleep(0.01)
+        await asyncio.wait({work}, timeout=dice.uniform(0.0, 0.1))
+        work.cancel()
+        await asyncio.wait({work})
+    async with running_sink(bus, address, **options):
+        await until_stored(bus, "metrics")
+    records = sum((await bus.end_offsets("metrics")).values())
+    await bus.close()
+    assert await rows_of(address, COUNTS) == [(records * POINTS, records * POINTS, records)]
 
 
 async def test_an_intent_left_behind_is_stored_under_its_own_range(bus, address):

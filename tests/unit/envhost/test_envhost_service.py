@@ -106,7 +106,7 @@ async def _create_once(address: str) -> object:
 async def test_a_second_host_does_not_steal_a_socket(address):
     """Two hosts on one address would split the leases; the second one says so."""
     async with EnvHostServer(address, ScriptedFactory()):
-        with pytest.raises(ConfigError, match="cannot listen on unix:.*somebody listens there already"):
+        with pytest.raises(ConfigError, match=r"cannot listen on unix:.*somebody listens there already"):
             await EnvHostServer(address, ScriptedFactory()).__aenter__()
 
 
