@@ -34,5 +34,5 @@ def draw(path: Path, scores: Mapping[str, Score], curve: Sequence[tuple[int, flo
     turns.bar(names, [score.turns for score in scores.values()], color="#5b8def")
     turns.axhline(optimum, linestyle="--", color="#444", label=f"shortest possible: {optimum:.1f}")
     turns.set(title="turns to success", ylabel="turns")
-    turns.legend()
+    turns.legend(loc="lower right")
     figure.savefig(path, dpi=110)

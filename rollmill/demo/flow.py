@@ -34,6 +34,9 @@ REPLAYED = 10
 START_LIMIT_S = 120.0
 """Longest wait for a trainer step, seconds; a restart of the trainer is inside it."""
 
+KILLED_IN_FLIGHT = 16
+"""The RUN worker is killed when its stage works on at least this many samples."""
+
 SHOW_EVERY_S = 0.5
 """The figures are refreshed this often, seconds."""
 
@@ -174,7 +177,7 @@ async def _train(
     try:
         await machine.train(story.run_toml)
         if kill:
-            await _kill(machine, "run", watch, recipe.kill_run_after, kills, screen)
+            await _kill(machine, "run", watch, recipe.kill_run_after, kills, screen, busy=KILLED_IN_FLIGHT)
             await _kill(machine, "trainer", watch, recipe.kill_trainer_after, kills, screen)
         limit_s = recipe.time_limit_s + START_LIMIT_S
         await watch.until(lambda state: state.ended is not None, "the end", limit_s)
@@ -190,11 +193,15 @@ async def _train(
     return state, kills
 
 
-async def _kill(machine: Machine, service: str, watch: RunWatch, after: int, kills: Kills, screen: Screen) -> None:
-    """Kill one process after a step and wait until it works again."""
-    await watch.until(
-        lambda state: state.step >= after or state.ended is not None, f"step {after}", START_LIMIT_S * after
-    )
+async def _kill(
+    machine: Machine, service: str, watch: RunWatch, after: int, kills: Kills, screen: Screen, *, busy: int = 0
+) -> None:
+    """Kill one process after a step, while it has work, and wait until it works again."""
+
+    def due(state: RunState) -> bool:
+        return state.ended is not None or (state.step >= after and state.in_flight[service] >= busy)
+
+    await watch.until(due, f"step {after} with work in flight", START_LIMIT_S * after)
     if watch.state.ended is not None:
         return
     in_flight, lags = watch.state.in_flight.total(), await stage_lags(machine.bus)

@@ -1,8 +1,8 @@
 """Builds a puzzle of any reasoning-gym generator by name, the same in every process.
 
 reasoning-gym draws from seeded generators, but a few of them iterate over sets of texts, whose order changes with
-the hash seed of the process; those are put in order here. A test compares all generators between processes with
-different hash seeds. The package is imported when the first puzzle is asked for: it takes seconds.
+the hash seed of the process; those are put in order here, and a scorer that takes any answer is replaced. A test
+compares the questions of all generators between processes with different hash seeds. The package is imported when the first puzzle is asked for: it takes seconds.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def dataset(generator: Any, config: Mapping[str, Any], seed: int, index: int) ->
         ) from error
     if index >= len(made):
         raise ValueError(f"reasoning: index {index} is beyond the config's size {len(made)}; leave `size` out")
-    _put_in_order(generator, made)
+    _repair(generator, made)
     return made
 
 
@@ -134,21 +134,27 @@ def _order_neighbours(made: Any) -> None:
     made._get_neighbors = lambda word, words: sorted(find(word, words))  # noqa: SLF001
 
 
-def _order_parts(made: Any) -> None:
+def _repair_parts(made: Any) -> None:
     for name, part in made.datasets.items():
-        _put_in_order(name, part)
+        _repair(name, part)
 
 
-_ORDER: Final[Mapping[str, Callable[[Any], None]]] = {
-    "composite": _order_parts,
+def _compare_answers(made: Any) -> None:
+    # Its own scorer compares the truth of two texts, which are both true unless empty.
+    made.score_answer = lambda answer, entry: float(str(answer).strip() == entry["answer"])
+
+
+_REPAIRS: Final[Mapping[str, Callable[[Any], None]]] = {
+    "composite": _repair_parts,
+    "game_of_life_halting": _compare_answers,
     "isomorphic_strings": _order_letters,
     "polynomial_multiplication": _order_monomials,
     "ransom_note": _order_letters,
     "word_ladder": _order_neighbours,
 }
-"""Generators that lose their order, and how it is restored."""
+"""Generators that lose their order or accept anything, and what is done about it."""
 
 
-def _put_in_order(generator: str, made: Any) -> None:
-    if restore := _ORDER.get(generator):
-        restore(made)
+def _repair(generator: str, made: Any) -> None:
+    if repair := _REPAIRS.get(generator):
+        repair(made)

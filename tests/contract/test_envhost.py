@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -72,6 +73,35 @@ async def claimed(client, **kwargs) -> Claimed:
     taken = await client.claim(created.lease)
     assert isinstance(taken, Claimed)
     return taken
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Ask until it holds, for ten seconds at most."""
+    async with asyncio.timeout(10):
+        while not await condition():
+            pass
+
+
+async def none_held(client) -> bool:
+    await asyncio.sleep(0)
+    return (await client.counts()).environments == 0
+
+
+async def is_fenced(client, taken: Claimed) -> bool:
+    await asyncio.sleep(0)
+    try:
+        await client.renew(taken.lease, taken.token)
+    except Fenced:
+        return True
+    return False
+
+
+async def play(client, request: Create) -> None:
+    """Create, claim, step once and take the verdict."""
+    created = await client.create(request)
+    taken = await client.claim(created.lease)
+    await client.step(created.lease, taken.token, ACTION)
+    await client.verdict(created.lease, taken.token)
 
 
 async def test_an_episode_goes_from_create_to_close(client, factory):
@@ -157,9 +187,7 @@ async def test_a_lease_that_ran_out_is_lost_and_its_environment_closed(kind, fac
     limits = HostLimits(reap_every_s=0.01, leases=LeaseLimits(created_s=0.05, claimed_s=0.05))
     async with connected(kind, factory, limits, tmp_path) as client:
         created = await client.create(request_for())
-        async with asyncio.timeout(5):
-            while (await client.counts()).environments:
-                await asyncio.sleep(0.005)
+        await until(lambda: none_held(client))
         with pytest.raises(Failure) as failed:
             await client.claim(created.lease)
 
@@ -176,10 +204,7 @@ async def test_an_environment_that_raises_fails_its_own_rollout_alone(client, me
         assert await client.close(taken.lease, taken.token)
     else:
         with pytest.raises(Failure, match=f"RuntimeError: {method} was told to fail") as failed:
-            created = await client.create(request)
-            taken = await client.claim(created.lease)
-            await client.step(created.lease, taken.token, ACTION)
-            await client.verdict(created.lease, taken.token)
+            await play(client, request)
         assert (failed.value.kind, failed.value.boundary) == (FailureKind.HANDLER, Boundary.ENVIRONMENT)
 
     other = await claimed(client, sample=1)
@@ -234,9 +259,7 @@ async def test_a_claim_fences_a_step_that_is_still_running(kind, tmp_path):
         step = asyncio.create_task(client.step(first.lease, first.token, ACTION))
         assert await asyncio.to_thread(entered.wait, 10)
         takeover = asyncio.create_task(client.claim(first.lease))
-        async with asyncio.timeout(10):
-            while not isinstance(await _heartbeat(client, first), Fenced):
-                await asyncio.sleep(0)
+        await until(lambda: is_fenced(client, first))
         leave.set()
         second = await takeover
 
@@ -244,14 +267,6 @@ async def test_a_claim_fences_a_step_that_is_still_running(kind, tmp_path):
         assert await client.verdict(second.lease, second.token) == {"actions": [], "seed": 7}
         with pytest.raises(Fenced):
             await step
-
-
-async def _heartbeat(client, taken) -> Fenced | None:
-    try:
-        await client.renew(taken.lease, taken.token)
-    except Fenced as error:
-        return error
-    return None
 
 
 async def test_a_caller_who_gives_up_does_not_let_another_in(kind, tmp_path):

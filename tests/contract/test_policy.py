@@ -43,7 +43,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
     """Wait for a condition, at most 20 seconds."""
     try:
         async with asyncio.timeout(20):
-            while not condition():  # noqa: ASYNC110  # the engine changes it, in a thread of its own
+            while not condition():  # the engine changes it, in a thread of its own
                 await asyncio.sleep(0)
     except TimeoutError as error:
         raise AssertionError(f"never happened: {what}") from error

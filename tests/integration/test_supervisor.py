@@ -64,7 +64,7 @@ async def rest(child: asyncio.subprocess.Process) -> str:
 async def all_gone(pids: list[int]) -> None:
     """Return when processes that are not ours to wait for have ended; killed ones take the system a moment."""
     async with asyncio.timeout(10):
-        while any(identity_of(pid) is not None for pid in pids):  # noqa: ASYNC110 - the system has no event for it
+        while any(identity_of(pid) is not None for pid in pids):
             await asyncio.sleep(0)
 
 

@@ -166,7 +166,7 @@ async def until_running(http, words, count):
     """Wait until this many statements with these words run."""
     sql = f"SELECT count() FROM system.processes WHERE query LIKE '%{words}%' AND query NOT LIKE '%processes%'"
     async with asyncio.timeout(20):
-        while int((await ask(http, sql))[2]) != count:  # noqa: ASYNC110 - another process's state has no event
+        while int((await ask(http, sql))[2]) != count:
             await asyncio.sleep(0.01)
 
 

@@ -153,7 +153,7 @@ async def test_it_survives_its_own_death_on_a_real_kafka_too(kafka, address):
         sink = Sink(bus, address, SystemClock(), **options)
         work = asyncio.create_task(sink.run())
         async with asyncio.timeout(60):
-            while not sink.progress.records:  # noqa: ASYNC110 - progress is a plain record
+            while not sink.progress.records:
                 await asyncio.sleep(0.01)
         await asyncio.wait({work}, timeout=dice.uniform(0.0, 0.1))
         work.cancel()
@@ -206,7 +206,7 @@ async def test_nothing_is_lost_while_clickhouse_is_away(bus, own_server):
     await publish_metrics(bus, 50)
     async with running_sink(bus, address, max_range_rows=200) as sink:
         async with asyncio.timeout(20):
-            while not sink.progress.last_error:  # noqa: ASYNC110 - progress is a plain record
+            while not sink.progress.last_error:
                 await asyncio.sleep(0.01)
         assert sink.progress.failing_since is not None
         assert await bus.committed("sink", "metrics") == {}

@@ -194,7 +194,7 @@ class Unpackable:
 
 async def test_an_environment_that_answers_nonsense_is_the_familys_failure(address):
     """What cannot travel is refused where it arises, with what was found."""
-    async with EnvHostServer(address, lambda family, payload, seed: Unpackable()):
+    async with EnvHostServer(address, lambda *_: Unpackable()):
         client = HttpEnvHost(address)
         created = await client.create(request_for())
         taken = await client.claim(created.lease)
@@ -225,7 +225,7 @@ class Forgetful(Unpackable):
 
 async def test_an_environment_that_is_not_exactly_resettable_is_given_up(address):
     """The Episode's prompt would not fit it any more, so the attempt goes back to INIT."""
-    async with EnvHostServer(address, lambda family, payload, seed: Forgetful()) as server:
+    async with EnvHostServer(address, lambda *_: Forgetful()) as server:
         client = HttpEnvHost(address)
         created = await client.create(request_for())
         taken = await client.claim(created.lease)

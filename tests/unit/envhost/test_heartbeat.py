@@ -77,11 +77,15 @@ async def test_a_fenced_worker_stops_what_it_was_doing(host, clock):
 async def test_a_lost_lease_ends_the_block_with_its_failure(host, clock):
     """The environment is gone: another attempt, at once instead of at the next step."""
     taken = await claimed(host, clock)
-    with pytest.raises(Failure) as failed:
+
+    async def work() -> None:
         async with heartbeat(host, taken.lease, taken.token, clock=clock, every_s=120):
             await settle()
             await clock.advance(120)
             await asyncio.Event().wait()
+
+    with pytest.raises(Failure) as failed:
+        await work()
 
     assert failed.value.kind is FailureKind.ENVIRONMENT_LOST
 

@@ -27,7 +27,7 @@ def child_of(run_dir: Path, name: str) -> int:
 async def gone(pid: int) -> None:
     """Return when a process that is not ours to wait for has ended; killed ones take the system a moment."""
     async with asyncio.timeout(10):
-        while identity_of(pid) is not None:  # noqa: ASYNC110 - the system has no event for it
+        while identity_of(pid) is not None:
             await asyncio.sleep(0)
 
 

@@ -23,7 +23,16 @@ ROOT = Path(__file__).parents[3]
 
 QUICK = [
     *("ab", "base_conversion", "basic_arithmetic", "binary_matrix", "caesar_cipher", "chain_sum", "countdown"),
-    *("fraction_simplification", "gcd", "graph_color", "gsm_symbolic", "isomorphic_strings", "knights_knaves", "lcm"),
+    *(
+        "fraction_simplification",
+        "game_of_life_halting",
+        "gcd",
+        "graph_color",
+        "gsm_symbolic",
+        "isomorphic_strings",
+        "knights_knaves",
+        "lcm",
+    ),
     *("leg_counting", "n_queens", "number_sorting", "palindrome_generation", "polynomial_multiplication"),
     *("prime_factorization", "propositional_logic", "ransom_note", "rubiks_cube", "simple_integration"),
     *("spell_backward", "spiral_matrix", "string_insertion", "sudoku", "tower_of_hanoi", "zebra_puzzles"),
@@ -32,8 +41,11 @@ QUICK = [
 
 NONSENSE = ["", "garbage <", "[1,2", "None", "{'a'", "1/0", "-3", "\u0663", "9" * 5000, "[[[", "a b c", "x**x", "\0"]
 
-HASHED = sorted(reasoning_puzzles._ORDER)
-"""Generators whose order depends on the process's hash seed and is restored."""
+REPAIRED = sorted(reasoning_puzzles._REPAIRS)
+"""Generators whose order depends on the process's hash seed and is restored, or that score anything."""
+
+OWN_CHOICE = {"knight_swap"}
+"""Generators whose solver names any one of several right answers; the question is the same."""
 
 
 def config_of(generator: str) -> dict:
@@ -122,7 +134,8 @@ class TestScore:
             grade = graded(answered(environment, expected))
             assert (grade.components, grade.success) == ({"answer": 1.0}, 1.0)
         for text in NONSENSE:
-            assert 0.0 <= graded(answered(environment, text)).components["answer"] <= 1.0
+            grade = graded(answered(environment, text))
+            assert (0.0 <= grade.components["answer"] < 0.99, grade.success) == (True, 0.0)
 
     def test_partial_credit_is_reward_but_no_success(self):
         """The shaped reward keeps the scorer's grading, the success does not."""
@@ -330,7 +343,7 @@ def test_questions_are_the_same_in_another_process():
     """A retry on another host meets the same question, also where a generator iterates over sets."""
     here = {
         name: [[made.question, made.expected] for made in (puzzle(name, config_of(name), 5, index) for index in (0, 1))]
-        for name in [*HASHED, "chain_sum", "zebra_puzzles"]
+        for name in [*REPAIRED, "chain_sum", "zebra_puzzles"]
     }
 
     assert in_another_process(1, list(here), [0, 1]) == here
@@ -343,17 +356,19 @@ def test_every_generator_is_the_same_in_every_process():
     second = in_another_process(2, generators(), [0, 1, 2, 7])
 
     assert sorted(first) == generators()
+    for name in OWN_CHOICE:
+        first[name], second[name] = ([text for text, _ in found[name]] for found in (first, second))
     assert [name for name in first if first[name] != second[name]] == []
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_every_generator_scores_its_answer_and_survives_nonsense():
-    """The sweep over all: the expected answer succeeds, and no text of a policy is a failure."""
+    """The sweep over all: the expected answer succeeds, nonsense does not, and no text of a policy is a failure."""
     for generator in generators():
         environment = question(generator)
         expected = environment.verdict()["expected"]
         if expected is not None:
             assert graded(answered(environment, expected)).success == 1.0, generator
         for text in NONSENSE:
-            assert 0.0 <= graded(answered(environment, text)).components["answer"] <= 1.0
+            assert graded(answered(environment, text)).success == 0.0, (generator, text)
