@@ -7,7 +7,7 @@ can exceed it, so it needs no run of its own.
 
 `detail.process_per_job`: jobs that do nothing, per second, from the first submission to the last outcome in hand; ours
 through Kafka and all three stages, the rival a process per job (`process_per_job.py` says what it is rebuilt from).
-Both have 64 jobs in work at once, as both come. Both sides run in every round, in turns.
+Both have at most 64 jobs in work in a stage, as both come. The sides run in turns, in every round.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from schemas.topics import EPISODES, TRAJECTORIES
 
 SEED = 20_250_301
 SIGMA = 1.0
-"""Of the logarithm of a wait: the longest of 400 is about fifteen times the median."""
+"""Of the logarithm of a wait: the longest of 400 would be about twenty times the median."""
 
-MEDIAN_S = {"init_s": 0.05, "run_s": 0.5, "eval_s": 0.05}
+MEDIAN_S = {"init_s": 0.05, "run_s": 0.4, "eval_s": 0.05}
 """Median wait in each stage. RUN's is short beside a real episode's minutes, which is the harder case."""
 
-LONGEST_S = 5.0
+LONGEST_S = 4.0
 """Waits are cut off here, so that a round ends."""
 
 SKEWED_TOKENS = 1024
@@ -64,7 +64,7 @@ class Plan:
     """The same, the rival's: it is slower, and both sides should take seconds."""
 
 
-QUICK = Plan(rounds=3, skewed=300, ours=1500, rival=48)
+QUICK = Plan(rounds=3, skewed=400, ours=1200, rival=32)
 FULL = Plan(rounds=5, skewed=1000, ours=6000, rival=200)
 
 

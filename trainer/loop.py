@@ -143,8 +143,8 @@ class Trainer:
         self._show(phase="starting")
         identity = await self._load()
         history = History.of(await read_decisions(self._bus, self._clock, self._config.run))
-        saved = checkpoint.latest(self._config.checkpoints_directory, history.holds)
-        self._refuse(history, identity, resume=resume, checkpoints=saved is not None)
+        saved, foreign = await self._heavy(functools.partial(self._checkpoints, history))
+        self._refuse(history, identity, resume=resume, foreign=foreign)
         begin = await self._first_offset() if history.start is None else history.start
         started = TrainerStarted(
             run=self._config.run,
@@ -176,7 +176,13 @@ class Trainer:
         weights = await self._heavy(self._learner.weights)
         return {"tokenizer_digest": self._tokenizer, "model_digest": weights_digest(weights)}
 
-    def _refuse(self, history: History, identity: dict[str, str], *, resume: bool, checkpoints: bool) -> None:
+    def _checkpoints(self, history: History) -> tuple[checkpoint.Checkpoint | None, bool]:
+        """Return the checkpoint to go on from, and whether there are only those of another log; blocking."""
+        parent = self._config.checkpoints_directory
+        saved = checkpoint.latest(parent, history.holds)
+        return saved, saved is None and checkpoint.latest(parent) is not None
+
+    def _refuse(self, history: History, identity: dict[str, str], *, resume: bool, foreign: bool) -> None:
         """Raise ConfigError if this configuration cannot go on from this history."""
         name, where = self._config.run, self._config.checkpoints_directory
         if history.started and not resume:
@@ -184,7 +190,7 @@ class Trainer:
                 f"run {name!r} has been started before ({len(history.steps)} steps decided): give --resume to go on "
                 f"with it, or another name in `run`"
             )
-        if not checkpoints and checkpoint.latest(where) is not None:
+        if foreign:
             raise ConfigError(
                 f"{where} holds checkpoints whose steps are not in the log: this is another log, or another run's "
                 f"directory. Give the run a `directory` of its own, or the bootstrap address of its log"
@@ -447,7 +453,7 @@ class Trainer:
 
     async def _heavy(self, work: Callable[[], T]) -> T:
         """Run blocking work in the learner's thread, and never leave it running behind."""
-        future = asyncio.get_running_loop().run_in_executor(self._thread, functools.partial(work))
+        future = asyncio.get_running_loop().run_in_executor(self._thread, work)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:

@@ -21,10 +21,10 @@ from stages.handlers.keydoor import MOVES, PROMPT, Hunt, KeyDoor
 Policy = Callable[[Hunt, str | None, random.Random], str]
 """Sees the running hunt, the last direction walked (None before the first) and its own dice; says an action."""
 
-HABIT: Final = 0.88
+HABIT: Final = 0.90
 """How often the clumsy walker repeats its last direction."""
 
-COMPASS: Final = 0.03
+COMPASS: Final = 0.02
 """How often it follows the hint; the rest is a random direction."""
 
 DEMONSTRATION_TRIES: Final = 1000

@@ -2,7 +2,8 @@
 
 reasoning-gym draws from seeded generators, but a few of them iterate over sets of texts, whose order changes with
 the hash seed of the process; those are put in order here, and a scorer that takes any answer is replaced. A test
-compares the questions of all generators between processes with different hash seeds. The package is imported when the first puzzle is asked for: it takes seconds.
+compares the questions of all generators between processes with different hash seeds. The package is imported when the
+first puzzle is asked for: it takes seconds.
 """
 
 from __future__ import annotations

@@ -339,6 +339,7 @@ def in_another_process(hash_seed: int, names: list[str], indices: list[int]) -> 
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_questions_are_the_same_in_another_process():
     """A retry on another host meets the same question, also where a generator iterates over sets."""
     here = {

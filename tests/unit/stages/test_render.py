@@ -14,9 +14,9 @@ from stages.run.render import Renderer
 from tests.model_directory import BYTE_TEMPLATE, END, SPECIAL_TOKENS, WORD_TEMPLATE, byte_model, word_model
 
 WORDS = ("go", "north", "key", "at", "take", "find")
-TEXTS = st.lists(
-    st.sampled_from([*WORDS, "unheard", "\n", " ", "é", "🗝", "<|user|>", "<|end|>"]), max_size=6
-).map(" ".join) | st.text(max_size=12)
+TEXTS = st.lists(st.sampled_from([*WORDS, "unheard", "\n", " ", "é", "🗝", "<|user|>", "<|end|>"]), max_size=6).map(
+    " ".join
+) | st.text(max_size=12)
 TOOLS = [{"name": "grep", "parameters": {"pattern": "text"}}]
 
 

@@ -1,0 +1,247 @@
+"""Episode -> Rollout: one claim, one transcript, one verdict of the same episode."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from infra.clock import SystemClock, VirtualClock
+from infra.errors import Failure
+from infra.inference.base import BadReply, PolicyOverloaded, PolicyUnreachable
+from infra.inference.patient import PatientPolicy
+from infra.inference.scripted import ScriptedPolicy
+from infra.stage import Done
+from schemas import transcript
+from schemas.messages import Rollout
+from schemas.outcome import Boundary, FailureKind, StopReason
+from schemas.transcript import Sampling
+from stages.init.stage import InitStage
+from stages.run.stage import RunStage
+from tests.logs import make_task, wait_until
+
+CLOCK = SystemClock()
+
+
+class Speaker:
+    """Says texts in turn, whatever it is asked, the last one again and again."""
+
+    def __init__(self, renderer, *texts):
+        self._renderer = renderer
+        self._texts = list(texts)
+
+    def __call__(self, prompt, seed):
+        text = self._texts.pop(0) if len(self._texts) > 1 else self._texts[0]
+        return self._renderer.answer(text).tolist()
+
+
+def policy_of(renderer, *texts, **changes):
+    changes.setdefault("tokenizer_digest", renderer.digest)
+    return ScriptedPolicy(Speaker(renderer, *texts), **changes)
+
+
+def stage_of(host, policy, renderer, *, clock=CLOCK):
+    return RunStage(
+        hosts=host,
+        policy=PatientPolicy(policy, clock, wait_s=5.0),
+        renderer=renderer,
+        clock=clock,
+        worker="run-test",
+        backend="scripted:",
+    )
+
+
+async def opened(host, *, payload=None, family="toy", **changes):
+    """Return an Episode as INIT leaves it in the log."""
+    task = make_task(family=family, payload=payload or {"length": 2}, **changes)
+    done = await InitStage(host).handle(task)
+    await done.settle()
+    return done.message
+
+
+async def failure(stage, episode):
+    with pytest.raises(Failure) as caught:
+        await stage.handle(episode)
+    return caught.value
+
+
+async def test_an_episode_becomes_a_rollout_with_its_verdict(host, toy_renderer):
+    """Transcript, verdict and stop are those of one uninterrupted claim."""
+    episode = await opened(host)
+    policy = policy_of(toy_renderer, "hello", "say something")
+    done = await stage_of(host, policy, toy_renderer).handle(episode)
+    rollout = done.message
+
+    assert {"actions": ["hello", "say something"], "seed": 7} == rollout.verdict
+    assert (StopReason.DONE, "scripted:", "run-test", toy_renderer.digest) == (
+        rollout.stop,
+        rollout.backend,
+        rollout.worker,
+        rollout.tokenizer_digest,
+    )
+    transcript.check(rollout.transcript)
+    assert ["test/g0/0/0/0", "test/g0/0/0/1"] == [call.request_id for call in policy.calls]
+    assert {toy_renderer.stop_ids} == {call.stop_token_ids for call in policy.calls}
+
+
+async def test_the_ids_of_the_transcript_are_the_ids_that_were_sampled(host, toy_renderer):
+    """Each prompt is everything before it; nothing is encoded again."""
+    episode = await opened(host, payload={"length": 3})
+    policy = policy_of(toy_renderer, "hello hello", "say", "something else")
+    record = (await stage_of(host, policy, toy_renderer).handle(episode)).message.transcript
+
+    answers = [toy_renderer.answer(text) for text in ("hello hello", "say", "something else")]
+    assert np.concatenate(answers).tolist() == record.token_ids[record.mask_array == 1].tolist()
+    for call, turn in zip(policy.calls, record.turns, strict=True):
+        assert call.prompt.tolist() == record.token_ids[: turn.sampled].tolist()
+
+
+async def test_the_lease_is_closed_only_after_the_rollout_is_in_the_log(host, toy_renderer):
+    """A crash before that leaves the environment to the next claimant."""
+    episode = await opened(host)
+    done = await stage_of(host, policy_of(toy_renderer, "hello"), toy_renderer).handle(episode)
+    before = (await host.counts()).leases
+    await done.settle()
+
+    assert (1, 0) == (before["claimed"], before["closed"])
+    assert (await host.counts()).leases["closed"] == 1
+
+
+async def test_a_closed_lease_commits_without_output(host, toy_renderer):
+    """A rollout of this attempt is in the log already; the engine is not asked."""
+    episode, policy = await opened(host), policy_of(toy_renderer, "hello")
+    stage = stage_of(host, policy, toy_renderer)
+    await (await stage.handle(episode)).settle()
+    asked = len(policy.calls)
+
+    assert await stage.handle(episode) is None
+    assert len(policy.calls) == asked
+
+
+async def test_a_rollout_that_was_not_published_is_made_again_from_the_start(host, toy_renderer):
+    """The second claim resets the environment, so no rollout mixes the actions of two workers."""
+    episode = await opened(host)
+    await stage_of(host, policy_of(toy_renderer, "hello"), toy_renderer).handle(episode)
+    again = await stage_of(host, policy_of(toy_renderer, "say"), toy_renderer).handle(episode)
+
+    assert ["say", "say"] == again.message.verdict["actions"]
+
+
+async def test_a_worker_that_was_fenced_gives_up_without_output(host, toy_renderer):
+    """The rollout is another worker's work now; nothing is published and nothing failed."""
+    episode = await opened(host)
+    claimed = []
+
+    def claim_meanwhile(prompt, seed):
+        claimed.append(asyncio.ensure_future(host.claim(episode.lease)))
+        return [*toy_renderer.answer("hello").tolist()]
+
+    policy = ScriptedPolicy(claim_meanwhile, tokenizer_digest=toy_renderer.digest)
+    given_up = await stage_of(host, policy, toy_renderer).handle(episode)
+    other = claimed[0].result()
+
+    assert given_up is None
+    assert (await host.step(episode.lease, other.token, {"text": "mine"})).observation == "1"
+
+
+async def test_a_lease_that_is_lost_is_a_failure_that_another_attempt_may_mend(host, toy_renderer):
+    """The host restarted, or nobody renewed in time."""
+    episode = await opened(host)
+    await host.host.stop()
+    failed = await failure(stage_of(host, policy_of(toy_renderer, "hello"), toy_renderer), episode)
+
+    assert (FailureKind.ENVIRONMENT_LOST, True) == (failed.kind, failed.kind.retryable)
+
+
+async def test_an_engine_with_another_tokenizer_fails_before_the_environment_is_claimed(host, toy_renderer):
+    """Ids of two vocabularies are never mixed; the error says what to do."""
+    episode = await opened(host)
+    policy = policy_of(toy_renderer, "hello", tokenizer_digest="f" * 64)
+    failed = await failure(stage_of(host, policy, toy_renderer), episode)
+
+    assert (FailureKind.ENGINE, Boundary.POLICY) == (failed.kind, failed.boundary)
+    assert "give both the same model directory" in failed.cause
+    assert ([], 1) == (policy.calls, (await host.counts()).leases["ready"])
+
+
+async def test_an_engine_whose_files_cannot_be_read_here_is_trusted(host, toy_renderer):
+    """A remote engine names no digest."""
+    policy = policy_of(toy_renderer, "hello", tokenizer_digest="")
+    done = await stage_of(host, policy, toy_renderer).handle(await opened(host))
+
+    assert isinstance(done, Done)
+    assert isinstance(done.message, Rollout)
+
+
+async def test_a_handler_that_raises_in_act_is_a_typed_failure(host, toy_renderer):
+    """The same text would raise again: no second attempt and no reward."""
+    failed = await failure(stage_of(host, policy_of(toy_renderer, "explode"), toy_renderer), await opened(host))
+
+    assert (FailureKind.HANDLER, Boundary.HANDLER_ACT) == (failed.kind, failed.boundary)
+    assert failed.cause == "RuntimeError: act was told to fail"
+
+
+@pytest.mark.parametrize("method", ["step", "verdict"])
+async def test_an_environment_that_raises_is_a_typed_failure(host, toy_renderer, method):
+    """At the boundary of the environment, for the family's own code."""
+    episode = await opened(host, payload={"length": 1, "raise_in": method})
+    failed = await failure(stage_of(host, policy_of(toy_renderer, "hello"), toy_renderer), episode)
+
+    assert (FailureKind.HANDLER, Boundary.ENVIRONMENT) == (failed.kind, failed.boundary)
+
+
+async def test_an_invalid_action_never_reaches_the_environment(host, toy_renderer):
+    """It ends the episode or is answered by its reason, as the family says."""
+    strict, patient = await opened(host), await opened(host, family="patient_toy", group="g1")
+    ended = await stage_of(host, policy_of(toy_renderer, "nonsense"), toy_renderer).handle(strict)
+    went_on = await stage_of(host, policy_of(toy_renderer, "nonsense", "hello", "say"), toy_renderer).handle(patient)
+
+    assert (StopReason.INVALID_ACTION, []) == (ended.message.stop, ended.message.verdict["actions"])
+    assert (StopReason.DONE, ["hello", "say"]) == (went_on.message.stop, went_on.message.verdict["actions"])
+
+
+async def test_an_engine_that_is_away_or_busy_is_waited_for(host, toy_renderer):
+    """Neither costs the sample an attempt."""
+    clock, policy = VirtualClock(), policy_of(toy_renderer, "hello")
+    policy.fail_next(PolicyUnreachable("gone"), PolicyOverloaded("429"), PolicyUnreachable("gone"))
+    running = asyncio.create_task(stage_of(host, policy, toy_renderer, clock=clock).handle(await opened(host)))
+    await wait_until(lambda: len(policy.calls), 1)
+    await clock.advance(3.0)
+
+    assert (await running).message.stop is StopReason.DONE
+
+
+async def test_an_answer_that_cannot_be_trained_on_is_a_failure_of_the_engine(host, toy_renderer):
+    """Another attempt may get a better one; this one is published nowhere."""
+    policy = policy_of(toy_renderer, "hello")
+    policy.fail_next(BadReply("3 ids came with 2 log-probs"))
+    failed = await failure(stage_of(host, policy, toy_renderer), await opened(host))
+
+    assert (FailureKind.ENGINE, Boundary.POLICY) == (failed.kind, failed.boundary)
+    assert "BadReply: 3 ids" in failed.cause
+
+
+async def test_a_task_waits_for_the_version_that_it_was_admitted_for(host, toy_renderer):
+    """`min_version` comes with the task; an engine that stays behind is an engine failure in the end."""
+    clock, policy = VirtualClock(), policy_of(toy_renderer, "hello", version=4)
+    stage = stage_of(host, policy, toy_renderer, clock=clock)
+    assert (await stage.handle(await opened(host, min_version=4))).message.transcript.spans[0].version == 4
+
+    waiting = asyncio.create_task(stage.handle(await opened(host, min_version=5, group="g1")))
+    await clock.advance(6.0)
+    with pytest.raises(Failure, match="waited 5 s for policy version 5; the engine has 4"):
+        await waiting
+
+
+async def test_limits_of_the_task_reach_the_engine(host, toy_renderer):
+    """What is left of the episode's tokens bounds every turn."""
+    policy = policy_of(toy_renderer, "hello hello")
+    episode = await opened(
+        host, payload={"length": 9}, max_sampled_tokens=5, sampling=Sampling(temperature=0.5, max_tokens=3)
+    )
+    rollout = (await stage_of(host, policy, toy_renderer).handle(episode)).message
+
+    assert StopReason.TOKENS is rollout.stop
+    assert [3, 2] == [call.max_tokens for call in policy.calls]
+    assert {0.5} == {span.sampling.temperature for span in rollout.transcript.spans}
