@@ -64,7 +64,7 @@ class Plan:
     """The same, the rival's: it is slower, and both sides should take seconds."""
 
 
-QUICK = Plan(rounds=3, skewed=400, ours=1200, rival=32)
+QUICK = Plan(rounds=3, skewed=400, ours=1200, rival=24)
 FULL = Plan(rounds=5, skewed=1000, ours=6000, rival=200)
 
 

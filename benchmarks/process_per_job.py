@@ -11,7 +11,7 @@ NVIDIA-NeMo/ProRL-Agent-Server, README and `openhands/nvidia/async_server_proces
 - a thread of the server takes results from that queue and wakes the request.
 
 Left out, all in the rival's favour: the HTTP front, the imports of the agent framework in every process (seconds), CPU
-affinity, runtimes, retries, the log lines, and the forced end of a process that had not quite ended when its result
+affinity, runtimes, the log lines, and the forced end of a process that had not quite ended when its result
 was there (a wait of 0.5 s under the server's lock). Standard library only, as each process imports this module.
 """
 

@@ -145,12 +145,15 @@ def live_decisions(log: Iterable[tuple[int, Decision]]) -> Iterator[tuple[int, D
         log: (offset, decision) of one run, in offset order.
 
     A decision counts if its epoch is the offset of the last TrainerStarted before it (fencing by log order). A step
-    that a resumed trainer executed again from its checkpoint is written once: re-execution writes nothing.
+    that a resumed trainer executed again from its checkpoint is written once: re-execution writes nothing. The log may
+    hold one record twice after a lost acknowledgement; the repeat says nothing new and is left out.
     """
     epoch: int | None = None
+    written: set[Decision] = set()
     for offset, decision in log:
         if isinstance(decision, TrainerStarted):
             epoch = offset
             yield offset, decision
-        elif decision.epoch == epoch:
+        elif decision.epoch == epoch and decision not in written:
+            written.add(decision)
             yield offset, decision

@@ -264,7 +264,7 @@ WITH
         GROUP BY `group`, sample
     ),
     decided AS (
-        SELECT kind, epoch, position, kafka_offset
+        SELECT kind, epoch, step, position, `group`, reason, version, digest, advantage_digest, kafka_offset
         FROM decisions
         WHERE run = {run:String}
             AND (
@@ -272,15 +272,20 @@ WITH
                 OR kafka_offset < {decisions_end:Array(UInt64)}[kafka_partition + 1]
             )
     ),
-    -- A decision counts if no other trainer started between its own start and itself.
+    -- A decision counts if no other trainer started between its own start and itself. The log may hold one record
+    -- twice after a lost acknowledgement: the repeat says nothing new.
     (SELECT groupArray(kafka_offset) FROM decided WHERE kind = 'started') AS starts,
     live AS (
-        SELECT kind, position, kafka_offset
-        FROM decided
-        WHERE kind != 'started'
-            AND has(starts, epoch)
-            AND epoch < kafka_offset
-            AND NOT arrayExists(start -> start > epoch AND start < kafka_offset, starts)
+        SELECT kind, position, first_offset AS kafka_offset
+        FROM (
+            SELECT kind, position, min(kafka_offset) AS first_offset
+            FROM decided
+            WHERE kind != 'started'
+                AND has(starts, epoch)
+                AND epoch < kafka_offset
+                AND NOT arrayExists(start -> start > epoch AND start < kafka_offset, starts)
+            GROUP BY kind, epoch, step, position, `group`, reason, version, digest, advantage_digest
+        )
     ),
     -- The last step, or the end, says what waits and up to where the trainer has accounted for everything.
     (SELECT max(kafka_offset) FROM live WHERE kind IN ('step', 'ended')) AS last_account,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from infra.clock import Clock, SystemClock
 from infra.config import Config
 from infra.connect import connected
 from infra.inference.model_digest import tokenizer_digest
-from infra.service import set_up_logging
+from infra.service import set_up_logging, until_stopped
 from infra.wire import Publisher
 from producers.publish import ensure_manifest
 from producers.sources import describe
@@ -38,21 +36,32 @@ def command(run_toml: Path, resume: bool, run_overrides: tuple[str, ...], as_jso
     """Train a policy. The feeder, the stages and the policy run beside it: see `rollmill up`."""
     set_up_logging("WARNING" if as_json else "INFO")
     result = output.run(_train(load_config(run_toml, run_overrides), config, resume=resume))
+    if result is None:
+        raise SystemExit(130)
     output.print_result(asdict(result), as_json, _show)
 
 
-async def _train(run: RunConfig, config: Config, *, resume: bool) -> RunResult:
+async def _train(run: RunConfig, config: Config, *, resume: bool) -> RunResult | None:
+    """Train to the end; None when a signal stopped it, and `--resume` goes on from there."""
     clock = SystemClock()
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with connected(config.bus, client="trainer") as bus:
-        await write_manifest(run, bus, clock)
-        return await run_trainer(run, bus, clock, resume=resume, stop=stop, on_progress=_StepLines().say)
+    result: RunResult | None = None
+
+    async def work() -> None:
+        nonlocal result
+        async with connected(config.bus, client="trainer") as bus:
+            placed = await with_manifest(run, bus, clock)
+            result = await run_trainer(placed, bus, clock, resume=resume, on_progress=_StepLines().say)
+
+    await until_stopped(work())
+    return result
 
 
-async def write_manifest(run: RunConfig, bus: Bus, clock: Clock) -> RunManifest:
-    """Write the run's manifest if it has none. Raises ConfigError when it has another one."""
+async def with_manifest(run: RunConfig, bus: Bus, clock: Clock) -> RunConfig:
+    """Write the run's manifest if it has none, and return the run with the place where its trajectories begin.
+
+    Raises:
+        ConfigError: the run has another manifest.
+    """
     tasks = describe(dict(run.tasks))
     wanted = RunManifest(
         run=run.run,
@@ -65,7 +74,8 @@ async def write_manifest(run: RunConfig, bus: Bus, clock: Clock) -> RunManifest:
         paced=True,
         extra={"tokenizer_digest": tokenizer_digest(run.model), "model": str(run.model)},
     )
-    return await ensure_manifest(bus, clock, Publisher(bus, clock, "trainer"), wanted)
+    manifest = await ensure_manifest(bus, clock, Publisher(bus, clock, "trainer"), wanted)
+    return run.model_copy(update={"start": manifest.trajectories_start})
 
 
 class _StepLines:

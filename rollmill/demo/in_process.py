@@ -22,7 +22,7 @@ from infra.wire import Publisher
 from producers.feeder import Feeder
 from producers.reaper import Reaper
 from producers.sources import describe, make_source
-from rollmill.commands.train import write_manifest
+from rollmill.commands.train import with_manifest
 from rollmill.demo.machine import Conservation, put_weights
 from rollmill.ledger import ledger
 from schemas.topics import TABLE
@@ -82,8 +82,7 @@ class MemoryMachine:
     async def train(self, run_toml: Path) -> None:
         """Start feeder, trainer and the hand-over of weights."""
         assert self._client is not None, "enter the machine first"
-        run = load_config(run_toml)
-        await write_manifest(run, self.bus, self.clock)
+        run = await with_manifest(load_config(run_toml), self.bus, self.clock)
         control = ControlView(self.bus, self.clock)
         await control.start()
         self._spawn(control.follow())

@@ -28,7 +28,7 @@ COMPASS: Final = 0.02
 """How often it follows the hint; the rest is a random direction."""
 
 DEMONSTRATION_TRIES: Final = 1000
-"""Plays from which a demonstration takes the first that succeeds; the clumsy walker needs about ten."""
+"""Plays from which a demonstration takes the first that succeeds; the clumsy walker needs about twenty."""
 
 
 def expert(hunt: Hunt, _last: str | None, _dice: random.Random) -> str:

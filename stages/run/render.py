@@ -90,8 +90,14 @@ class Renderer:
         return self._encode(text + self._end)
 
     def text(self, ids: TokenIds) -> str:
-        """Return the text of sampled ids, without special tokens."""
-        decoded: str = self._tokenizer.decode(ids.tolist(), skip_special_tokens=True)
+        """Return the text of an answer, without its end of turn.
+
+        Special tokens inside stay visible: an answer that holds one is not the answer without it.
+        """
+        said = ids.tolist()
+        if said and said[-1] in self.stop_ids:
+            said.pop()
+        decoded: str = self._tokenizer.decode(said, skip_special_tokens=False)
         return decoded
 
     def display(self, ids: TokenIds) -> str:

@@ -1,5 +1,6 @@
 import os
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -19,6 +20,15 @@ def server():
     made.stop()
 
 
+def started(server):
+    """Return the process of the first job, once it runs."""
+    give_up = time.monotonic() + 20
+    while not (alive := [state.process for state in server._jobs.values() if state.process.is_alive()]):
+        assert time.monotonic() < give_up, "waited 20 s for the process of a job"
+        time.sleep(0.005)
+    return alive[0]
+
+
 def test_each_job_goes_through_the_stages_in_a_process_of_its_own(server):
     """Three jobs at once on one worker a stage: all succeed, and each had its own process and session."""
     with ThreadPoolExecutor(3) as clients:
@@ -35,10 +45,9 @@ def test_a_job_whose_process_died_fails_once_another_request_looks(server, monke
     server._shared.semaphores["init"].acquire()  # the first job waits here
     with ThreadPoolExecutor(2) as clients:
         first = clients.submit(server.process, {"instance_id": 0})
-        while not (alive := [state.process for state in server._jobs.values() if state.process.is_alive()]):
-            pass
-        os.kill(alive[0].pid, signal.SIGKILL)
-        alive[0].join()
+        process = started(server)
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
         server._shared.semaphores["init"].release()
         second = clients.submit(server.process, {"instance_id": 1})
 

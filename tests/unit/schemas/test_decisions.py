@@ -13,13 +13,13 @@ LOGS = st.lists(st.none() | st.integers(0, 12), max_size=12)
 
 def log_of(epochs: list[int | None], start: int = 0) -> list:
     """Return (offset, decision) for each entry."""
-    return [(offset, _decision(epoch)) for offset, epoch in enumerate(epochs, start)]
+    return [(offset, _decision(epoch, offset)) for offset, epoch in enumerate(epochs, start)]
 
 
-def _decision(epoch: int | None):
+def _decision(epoch: int | None, number: int):
     if epoch is None:
         return TrainerStarted(run="r", config={}, start=0, step=0)
-    return VersionPublished(run="r", epoch=epoch, step=1, version=1, digest="")
+    return VersionPublished(run="r", epoch=epoch, step=1, version=number, digest="")
 
 
 @given(epochs=LOGS)
@@ -43,3 +43,9 @@ def test_a_zombie_is_fenced():
 def test_a_decision_before_any_start_is_ignored():
     """A log whose beginning was lost to retention says nothing until the next start."""
     assert list(live_decisions(log_of([3, 3], start=4))) == []
+
+
+def test_a_decision_that_the_log_holds_twice_counts_once():
+    """A lost acknowledgement makes the producer send a record again; the repeat says nothing new."""
+    start, decision = _decision(None, 0), _decision(0, 1)
+    assert list(live_decisions([(0, start), (1, decision), (2, decision)])) == [(0, start), (1, decision)]
