@@ -22,7 +22,11 @@ class StepResult:
 
 
 class Environment(Protocol):
-    """One running task instance."""
+    """One running task instance.
+
+    An environment whose every call takes well under a millisecond may declare `fast = True`; the host then calls it on
+    its event loop, which costs a twentieth of a thread.
+    """
 
     def reset(self) -> str:
         """Return to the start and give the first observation."""

@@ -20,9 +20,6 @@ GRACE_S = 30.0
 LONGEST_S = 7 * 86_400.0
 """No sample is waited for longer than this after its start limit, seconds: its task leaves the log then."""
 
-LONGEST_S = 10 * 365 * 86_400.0
-"""Budgets beyond this are cut, seconds: a task without an end is still given up some day."""
-
 
 def start_by(clock: Clock) -> Middleware:
     """Expire a task that would be started too late, at any attempt."""

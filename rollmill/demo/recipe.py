@@ -18,7 +18,7 @@ class Recipe:
     """Rows and columns of the training grid."""
     turns: int = 14
     """Most turns of a training hunt; the mean optimum is about 8.7."""
-    sft: SftConfig = field(default_factory=lambda: SftConfig(steps=100, batch=8, lr=3e-3))
+    sft: SftConfig = field(default_factory=lambda: SftConfig(steps=80, batch=8, lr=3e-3))
     """The warm start."""
     groups: int = 8
     """Groups of one trainer step."""

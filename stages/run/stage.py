@@ -73,7 +73,9 @@ class RunStage:
         try:
             return await self._run(episode, family, engine, host, claim)
         except Fenced as fenced:
-            # The record was handed to another worker, which claimed the environment: the rollout is its work now.
+            # The record was handed to another worker, which claimed the environment: the rollout is its work now, and
+            # the partition too, so no commit of ours passes this record. Should that worker end without an output,
+            # the record is handed out again; what slips through every net is the reaper's.
             log.info("%s: given up: %s", episode.task.id, fenced)
             return None
 

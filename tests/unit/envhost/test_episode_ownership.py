@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
-    consumes,
     initialize,
     invariant,
     multiple,
@@ -36,14 +35,6 @@ LIFE_S = 3600.0
 
 CALM_CLAIMS = 6
 """A host lives for more claims than this, or nothing would ever get far."""
-
-
-@dataclass
-class Init:
-    """An INIT worker between create and the end of its handling."""
-
-    task: tuple[int, int]
-    lease: str
 
 
 @dataclass
@@ -68,10 +59,9 @@ class Output:
 
 
 class Ownership(RuleBasedStateMachine):
-    """Hypothesis chooses who does what next; every rule is one step of one process."""
+    """Hypothesis chooses who does what next; a worker that is never chosen again has crashed."""
 
     kind: type[ScriptedEnvironment] = FastScriptedEnvironment
-    inits = Bundle("inits")
     episodes = Bundle("episodes")
     workers = Bundle("workers")
 
@@ -125,30 +115,25 @@ class Ownership(RuleBasedStateMachine):
 
     # -- INIT -------------------------------------------------------------------------------------------------------
 
-    @rule(target=inits, sample=st.integers(0, SAMPLES - 1), attempt=st.integers(0, 1))
-    def init_creates(self, sample, attempt):
-        """A task is delivered, for the first time or again."""
+    @rule(
+        target=episodes,
+        sample=st.integers(0, SAMPLES - 1),
+        attempt=st.integers(0, 1),
+        lives=st.sampled_from(["to the end", "to the publication", "to the creation"]),
+    )
+    def init_handles_a_task(self, sample, attempt, lives):
+        """A task is delivered, for the first time or again; the worker may crash before or after its publication."""
         answer = self.create(sample, attempt)
         if isinstance(answer, Closed):
             assert answer.lease in self.closed
             return multiple()
         assert answer.observation == f"start {sample}"
         assert answer.lease not in self.closed
-        return Init((sample, attempt), answer.lease)
-
-    @rule(target=episodes, init=inits)
-    def init_publishes(self, init):
-        """The Episode is in the log; the worker may crash before it says `ready`, or publish it twice."""
-        return init.lease
-
-    @rule(init=consumes(inits))
-    def init_says_ready(self, init):
-        """The publication was acknowledged."""
-        self.run(self.host.ready(init.lease))
-
-    @rule(init=consumes(inits))
-    def init_crashes(self, init):
-        """Nothing more is heard of it; the task stays uncommitted and comes again."""
+        if lives == "to the creation":
+            return multiple()
+        if lives == "to the end":
+            self.run(self.host.ready(answer.lease))
+        return answer.lease
 
     # -- RUN --------------------------------------------------------------------------------------------------------
 
@@ -188,6 +173,9 @@ class Ownership(RuleBasedStateMachine):
     @rule(worker=workers)
     def run_takes_the_verdict(self, worker):
         """The last call before the publication, which a zombie may make much later."""
+        self._judge(worker)
+
+    def _judge(self, worker):
         answer = self.run(self.host.verdict(worker.lease, worker.token))
         if not self._refused(worker, answer):
             worker.verdict = answer
@@ -209,22 +197,27 @@ class Ownership(RuleBasedStateMachine):
         """Nobody else's claim is kept alive by it."""
         self._refused(worker, self.run(self.host.renew(worker.lease, worker.token)))
 
-    @rule(worker=workers, lives=st.booleans())
-    def run_publishes(self, worker, lives):
-        """The Rollout as the worker has it, also a zombie's: nobody prevents it. It may crash before it closes."""
-        if worker.verdict is None:
-            self.run_takes_the_verdict(worker)
-        if worker.verdict is None:
-            return
-        actions = tuple(worker.verdict["actions"])
-        self.outputs.append(Output(worker.lease, worker.number, actions, worker.verdict))
-        if lives and self.run(self.host.close(worker.lease, worker.token)) is None:
+    @rule(worker=workers)
+    def run_publishes_and_crashes(self, worker):
+        """The Rollout is in the log, the lease stays open, the Episode comes again."""
+        self._publish(worker)
+
+    @rule(worker=workers)
+    def run_publishes_and_closes(self, worker):
+        """The regular end, or a zombie's idea of it."""
+        if self._publish(worker) and self.run(self.host.close(worker.lease, worker.token)) is None:
             assert self.latest[worker.lease] == worker.number
             self.closed.add(worker.lease)
 
-    @rule(worker=consumes(workers))
-    def run_crashes(self, worker):
-        """Its Episode stays uncommitted and comes again."""
+    def _publish(self, worker) -> bool:
+        """Publish what the worker has, also a zombie's verdict: nobody prevents it."""
+        if worker.verdict is None:
+            self._judge(worker)
+        if worker.verdict is None:
+            return False
+        actions = tuple(worker.verdict["actions"])
+        self.outputs.append(Output(worker.lease, worker.number, actions, worker.verdict))
+        return True
 
     # -- the world --------------------------------------------------------------------------------------------------
 
@@ -282,6 +275,6 @@ class OwnershipInThreads(Ownership):
 
 
 TestOwnership = Ownership.TestCase
-TestOwnership.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestOwnership.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 TestOwnershipInThreads = OwnershipInThreads.TestCase
 TestOwnershipInThreads.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)

@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from infra.clock import SystemClock, VirtualClock
+from infra.clock import SystemClock, VirtualClock, settle
 from infra.errors import Failure
 from infra.inference.base import BadReply, PolicyOverloaded, PolicyUnreachable
 from infra.inference.patient import PatientPolicy
@@ -229,6 +229,7 @@ async def test_a_task_waits_for_the_version_that_it_was_admitted_for(host, toy_r
     assert (await stage.handle(await opened(host, min_version=4))).message.transcript.spans[0].version == 4
 
     waiting = asyncio.create_task(stage.handle(await opened(host, min_version=5, group="g1")))
+    await settle()
     await clock.advance(6.0)
     with pytest.raises(Failure, match="waited 5 s for policy version 5; the engine has 4"):
         await waiting

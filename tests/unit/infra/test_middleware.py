@@ -1,0 +1,328 @@
+"""What wraps every handler, each concern on its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from infra.bus import Record
+from infra.clock import SystemClock, VirtualClock
+from infra.errors import CAUSE_CHARS, BusError, Failure, TooLarge
+from infra.events import EventLog
+from infra.memory import MAX_RECORD_BYTES, MemoryBus
+from infra.middleware import Job, Output, Result, compose
+from infra.middleware.dead_letter import bury
+from infra.middleware.deadline import budget, start_by
+from infra.middleware.events import events
+from infra.middleware.retry import MAX_ATTEMPTS, retry
+from infra.stage import Done, Stage
+from infra.wire import Publisher, Received, unpack
+from schemas import codec
+from schemas.messages import Budgets, Episode, Rollout, Trajectory
+from schemas.outcome import Boundary, Expired, Failed, FailureKind, StopReason
+from schemas.telemetry import EventKind
+from schemas.topics import DEAD, EPISODES, EVENTS, INIT_RETRY_5S, TABLE, TASKS, TRAJECTORIES
+from schemas.transcript import Transcript
+from tests.logs import make_task, read_all
+
+EMPTY = Transcript(tokens=b"", mask=b"", logprobs=b"", spans=(), turns=())
+
+
+def job(task=None, *, stage="init", message=None, at_ms=1000):
+    task = task or make_task()
+    record = Record("tasks", 0, 5, at_ms, None, b"")
+    return Job(stage, Received(record, message or task, b""))
+
+
+async def fine(_):
+    return Result(EventKind.FINISHED)
+
+
+def raising(error):
+    async def call(_):
+        raise error
+
+    return call
+
+
+async def memory(clock):
+    bus = MemoryBus(clock)
+    await bus.create_topics(TABLE)
+    return bus
+
+
+class TestJob:
+    """One record in work."""
+
+    def test_a_job_knows_its_task_in_every_stage(self):
+        """Each message of a stage is a task or embeds one."""
+        task = make_task()
+        episode = Episode(task=task, host="local:", lease="l", messages=())
+        rollout = Rollout(
+            task=task,
+            transcript=EMPTY,
+            verdict={},
+            stop=StopReason.DONE,
+            backend="",
+            worker="",
+            tokenizer_digest="",
+        )
+
+        assert {task.id} == {job(message=message).task.id for message in (task, episode, rollout)}
+
+    def test_a_message_without_a_task_is_no_work_for_a_stage(self):
+        """Wiring a stage to another topic is a bug, and says so."""
+        trajectory = Trajectory(task=make_task(), outcome=Expired(cause=""), stage="init")
+        with pytest.raises(TypeError, match="Trajectory has no task"):
+            _ = job(message=trajectory).task
+
+
+class TestCompose:
+    """Middleware around a handler."""
+
+    async def test_the_first_is_the_outermost(self):
+        """The order of the arguments is the order on the way in."""
+        passed = []
+
+        def named(name):
+            def around(call):
+                async def through(work):
+                    passed.append(name)
+                    return await call(work)
+
+                return through
+
+            return around
+
+        await compose(fine, named("a"), named("b"))(job())
+
+        assert ["a", "b"] == passed
+
+
+class TestRetry:
+    """Failures become records."""
+
+    async def failed(self, error, task=None, **settings):
+        return await retry(**settings)(raising(error))(job(task))
+
+    @pytest.mark.parametrize("kind", [kind for kind in FailureKind if kind.retryable])
+    async def test_a_failure_of_the_system_asks_for_another_attempt(self, kind):
+        """The same task with the next attempt, on the retry tier."""
+        task = make_task(attempt=1)
+        result = await self.failed(Failure(kind, Boundary.POLICY, "gone"), task)
+
+        assert (EventKind.RETRIED, INIT_RETRY_5S, 2) == (
+            result.kind,
+            result.output.topic,
+            result.output.message.attempt,
+        )
+        assert (task.id, task.seed) == (result.output.message.id, result.output.message.seed)
+        assert result.detail == f"{kind.value} at policy: gone"
+
+    @pytest.mark.parametrize("kind", [kind for kind in FailureKind if not kind.retryable])
+    async def test_a_failure_that_would_repeat_ends_the_sample(self, kind):
+        """With its kind, boundary and cause, at any attempt; never with a reward."""
+        result = await self.failed(Failure(kind, Boundary.HANDLER_ACT, "oops"))
+        trajectory = result.output.message
+
+        assert (EventKind.FAILED, TRAJECTORIES) == (result.kind, result.output.topic)
+        assert Failed(kind=kind, boundary=Boundary.HANDLER_ACT, cause="oops") == trajectory.outcome
+        assert ("init", None) == (trajectory.stage, trajectory.transcript)
+
+    async def test_attempts_are_bounded(self):
+        """The last one ends as failed."""
+        failure = Failure(FailureKind.ENGINE, Boundary.POLICY, "gone")
+        last = await self.failed(failure, make_task(attempt=MAX_ATTEMPTS - 1))
+        only = await self.failed(failure, max_attempts=1)
+
+        assert {EventKind.FAILED} == {last.kind, only.kind}
+
+    async def test_a_bug_is_a_failure_of_the_infrastructure_with_its_trace_in_the_log(self, caplog):
+        """One bad sample cannot stop a stage."""
+        result = await self.failed(ZeroDivisionError("oops"))
+
+        assert (EventKind.RETRIED, "infrastructure at stage: ZeroDivisionError: oops") == (result.kind, result.detail)
+        assert "Traceback" in caplog.text
+
+    @pytest.mark.parametrize("error", [BusError("the log is away"), asyncio.CancelledError()])
+    async def test_a_log_that_is_away_and_a_cancellation_pass(self, error):
+        """Nothing could be written about it: the record stays uncommitted."""
+        with pytest.raises(type(error)):
+            await self.failed(error)
+
+    @pytest.mark.parametrize("cause", ["x" * 3_000_000, "\udce4 is no Unicode"])
+    async def test_whatever_a_handler_raises_its_failure_fits_into_the_log(self, cause):
+        """A text of megabytes, or one that is not Unicode, does not make a dead stage."""
+        bus = await memory(SystemClock())
+        result = await self.failed(Failure(FailureKind.HANDLER, Boundary.HANDLER_ACT, cause))
+        await Publisher(bus, SystemClock(), "test").publish(TRAJECTORIES, result.output.message)
+        (record,) = await read_all(bus, TRAJECTORIES)
+        kept = (await unpack(TRAJECTORIES, record)).message.outcome.cause
+
+        assert kept[:5] == cause[:5] or "udce4" in kept
+        assert len(kept) < CAUSE_CHARS + 100
+        assert len(result.detail) < CAUSE_CHARS + 200
+
+
+class TestStartBy:
+    """A task is not started too late."""
+
+    async def test_a_late_task_expires_unseen(self):
+        """At any attempt; the cause says how late it was."""
+        clock = VirtualClock(now_ms=5_000)
+        seen = []
+
+        async def call(work):
+            seen.append(work)
+            return await fine(work)
+
+        late = await start_by(clock)(call)(job(make_task(start_by_ms=4_000, attempt=2)))
+        just = await start_by(clock)(call)(job(make_task(start_by_ms=5_000)))
+
+        assert (EventKind.EXPIRED, TRAJECTORIES) == (late.kind, late.output.topic)
+        assert Expired(cause="not started by its deadline: 1000 ms late in init") == late.output.message.outcome
+        assert (EventKind.FINISHED, 1) == (just.kind, len(seen))
+
+
+class TestBudget:
+    """Time inside a stage."""
+
+    @pytest.mark.parametrize("stage", ["init", "run", "eval"])
+    async def test_a_sample_that_stays_longer_expires(self, stage):
+        """Each stage counts its own seconds; what it did is cancelled."""
+        cancelled = asyncio.Event()
+
+        async def stuck(_):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+
+        task = make_task(budgets=Budgets(**{"init_s": 9, "run_s": 9, "eval_s": 9, f"{stage}_s": 0.01}))
+        result = await budget(stage)(stuck)(job(task, stage=stage))
+
+        assert (EventKind.EXPIRED, True) == (result.kind, cancelled.is_set())
+        assert f"{stage} took longer than its budget of 0.01 s" in result.detail
+
+    async def test_a_timeout_of_the_handlers_own_is_not_the_budgets(self):
+        """It is the handler's error, and the retry middleware's business."""
+        with pytest.raises(TimeoutError, match="mine"):
+            await budget("init")(raising(TimeoutError("mine")))(job())
+
+
+class TestEvents:
+    """What happens to each sample."""
+
+    async def test_the_start_and_the_end_of_a_job_are_reported(self):
+        """With the time in the queue before and inside the stage."""
+        clock = VirtualClock(now_ms=4_000)
+        bus = await memory(clock)
+        log = EventLog(Publisher(bus, clock, "w"), clock, "w")
+
+        async def slow(_):
+            await clock.advance(2)
+            return Result(EventKind.FAILED, detail="oops")
+
+        await events(log, clock)(slow)(job(make_task(sample=3, attempt=1), at_ms=1_500))
+        await log.flush()
+        (record,) = await read_all(bus, EVENTS)
+        began, ended = (await unpack(EVENTS, record)).message.events
+
+        assert (EventKind.STARTED, 4_000, 2_500, 0) == (began.kind, began.at_ms, began.waited_ms, began.took_ms)
+        assert (EventKind.FAILED, 6_000, 2_000, "oops") == (ended.kind, ended.at_ms, ended.took_ms, ended.detail)
+        assert {("test", "g0", 3, 1, "init")} == {
+            (event.run, event.group, event.sample, event.attempt, event.stage) for event in (began, ended)
+        }
+
+
+class TestDeadLetter:
+    """What cannot be read is kept as it was."""
+
+    async def buried(self, record, cause="not msgpack"):
+        bus = await memory(VirtualClock(now_ms=9))
+        await bury(bus, bus.clock, record, stage="init", cause=cause)
+        (found,) = await read_all(bus, DEAD)
+        return found
+
+    async def test_bytes_key_and_headers_are_kept_with_where_they_came_from(self):
+        """In the partition they came from."""
+        found = await self.buried(Record("tasks", 3, 5, 7, b"k", b"\xc1", (("mine", b"1"),)))
+
+        assert (b"\xc1", b"k", 3) == (found.value, found.key, found.partition)
+        assert {
+            "mine": b"1",
+            "x-orig-topic": b"tasks",
+            "x-orig-partition": b"3",
+            "x-orig-offset": b"5",
+            "x-orig-timestamp-ms": b"7",
+            "x-stage": b"init",
+            "x-cause": b"not msgpack",
+            "x-failed-at-ms": b"9",
+        } == dict(found.headers)
+
+    async def test_a_record_without_key_and_value_is_buried_too(self):
+        """No log takes such a record as it is, and the stream must go on."""
+        found = await self.buried(Record("tasks", 0, 5, 7, None, None))
+
+        assert (b"", None) == (found.value, found.key)
+
+    async def test_a_record_that_has_no_room_for_its_new_headers_is_cut(self):
+        """Its size is in a header; a stage does not die of one huge record."""
+        found = await self.buried(Record("tasks", 0, 5, 7, b"k" * 100, b"x" * MAX_RECORD_BYTES))
+
+        assert 900_000 < len(found.value) < MAX_RECORD_BYTES
+        assert dict(found.headers)["x-cut-from"] == str(MAX_RECORD_BYTES).encode()
+
+    async def test_a_cause_is_bounded_and_may_hold_anything(self):
+        """The text of an error may quote the bytes it is about."""
+        found = await self.buried(Record("tasks", 0, 5, 7, None, b""), cause="\udce4" + "x" * 10_000)
+
+        assert len(dict(found.headers)["x-cause"]) == 2_000
+
+
+class TestStageCall:
+    """A stage's handler as a call."""
+
+    def stage(self, handle):
+        return Stage(name="init", sources=(TASKS, INIT_RETRY_5S), sink=EPISODES, handle=handle)
+
+    async def test_a_handler_without_output_ends_well(self):
+        """Another worker published already."""
+
+        async def handle(_):
+            return None
+
+        assert Result(EventKind.FINISHED) == await self.stage(handle).call()(job())
+
+    async def test_an_output_goes_to_the_sink_with_its_bytes_and_what_follows(self):
+        """Packed before it leaves the call, so that the log cannot refuse it later."""
+
+        async def settle():
+            raise AssertionError("not here")
+
+        async def handle(task):
+            return Done(Episode(task=task, host="local:", lease="l", messages=()), settle)
+
+        result = await self.stage(handle).call()(job())
+
+        assert (EventKind.FINISHED, settle) == (result.kind, result.settle)
+        assert isinstance(result.output, Output)
+        assert EPISODES is result.output.topic
+        assert codec.encode(result.output.message) == result.output.packed.value
+
+    @pytest.mark.parametrize(
+        ("content", "says"),
+        [(object(), "TypeError"), ("x" * 20_000_000, TooLarge.__name__), (10**30, "TypeError")],
+    )
+    async def test_a_result_that_the_log_cannot_carry_fails_its_own_sample(self, content, says):
+        """A handler that puts what it likes into a message is the handler's failure."""
+
+        async def handle(task):
+            return Done(Episode(task=task, host="local:", lease="l", messages=({"role": "user", "content": content},)))
+
+        result = await self.stage(handle).call(retry())(job())
+
+        assert (EventKind.FAILED, TRAJECTORIES) == (result.kind, result.output.topic)
+        assert says in json.dumps(result.detail)

@@ -1,0 +1,181 @@
+"""Groups -> tasks: the same source published twice is the same work."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from infra.errors import BusError, ConfigError
+from infra.memory import MemoryBus
+from infra.wire import Publisher, unpack
+from producers.generated import GeneratedSource
+from producers.publish import MAX_UNACKNOWLEDGED, ensure_manifest, publish_source, publish_tasks, tasks_of
+from producers.source import Instance
+from schemas.control import Credit, RunManifest
+from schemas.messages import Budgets, Trajectory
+from schemas.outcome import Expired
+from schemas.topics import CONTROL, TABLE, TASKS, TRAJECTORIES
+from schemas.transcript import Sampling
+from tests.logs import make_task, read_all
+
+MANIFEST = RunManifest(run="r", seed=3, samples=2, budgets=Budgets(run_s=60), horizon=9, sampling=Sampling(top_k=5))
+INSTANCE = Instance(visit=1, row=4, family="toy", payload={"a": 1})
+CREDIT = Credit(run="r", epoch=0, admit_up_to=1, min_version=6, horizon=12, temperature=0.5)
+
+
+async def tasks(bus):
+    return [(await unpack(TASKS, record)).message for record in await read_all(bus, TASKS)]
+
+
+def test_siblings_are_alike_but_for_their_number():
+    """One instance, n samples: same group, seed, limits and payload."""
+    first, second = tasks_of(MANIFEST, "s", INSTANCE, now_ms=1000)
+
+    assert (0, 1, 2) == (first.sample, second.sample, first.samples)
+    assert msgspec.structs.replace(second, sample=0) == first
+    assert ("r", "s", 1, 4, {"a": 1}, "toy") == (
+        first.run,
+        first.source,
+        first.visit,
+        first.row,
+        first.payload,
+        first.family,
+    )
+    assert (86_401_000, Budgets(run_s=60), Sampling(top_k=5), 9, None, 0) == (
+        first.start_by_ms,
+        first.budgets,
+        first.sampling,
+        first.horizon,
+        first.admission,
+        first.min_version,
+    )
+
+
+def test_the_trainers_stamps_come_with_the_credit():
+    """Horizon, temperature and lowest version are those at admission; the rest is the manifest's."""
+    (task, _) = tasks_of(MANIFEST, "s", INSTANCE, now_ms=0, admission=7, credit=CREDIT)
+
+    assert (7, 12, 6, Sampling(top_k=5, temperature=0.5)) == (
+        task.admission,
+        task.horizon,
+        task.min_version,
+        task.sampling,
+    )
+
+
+def test_an_instance_may_bring_its_own_horizon():
+    """It comes before the trainer's and the manifest's."""
+    own = Instance(visit=0, row=0, family="toy", payload={}, horizon=3)
+
+    assert {3} == {
+        task.horizon for credit in (None, CREDIT) for task in tasks_of(MANIFEST, "s", own, now_ms=0, credit=credit)
+    }
+
+
+@pytest.mark.parametrize(
+    ("run", "source", "instance"),
+    [
+        ("other", "s", INSTANCE),
+        ("r", "other", INSTANCE),
+        ("r", "s", Instance(2, 4, "toy", {"a": 1})),
+        ("r", "s", Instance(1, 5, "toy", {"a": 1})),
+        ("r", "s", Instance(1, 4, "toy", {"a": 2})),
+    ],
+)
+def test_another_place_or_payload_is_another_group(run, source, instance):
+    """Run, source, visit, row and payload make the id."""
+    manifest = msgspec.structs.replace(MANIFEST, run=run)
+
+    (mine, _), (other, _) = (
+        tasks_of(MANIFEST, "s", INSTANCE, now_ms=0),
+        tasks_of(manifest, source, instance, now_ms=0),
+    )
+
+    assert mine.group != other.group
+
+
+async def test_publishing_a_source_twice_asks_for_the_same_samples(bus, clock):
+    """Ids and seeds are derived, so the second time changes nothing: its outcomes are superseded."""
+    source = GeneratedSource("toy", {}, count=5)
+    assert await publish_source(bus, clock, source, MANIFEST) == 10
+    await clock.advance(60)
+    assert await publish_source(bus, clock, source, MANIFEST) == 10
+    found = await tasks(bus)
+
+    assert (20, 10) == (len(found), len({task.id for task in found}))
+    assert len({(task.id, task.seed, task.payload_digest) for task in found}) == 10
+    assert len(await read_all(bus, CONTROL)) == 1
+
+
+async def test_the_first_publisher_writes_the_manifest_with_the_place_where_the_run_begins(bus, clock):
+    """Replay starts at the end that the run's partition had then."""
+    publisher = Publisher(bus, clock, "test")
+    for _ in range(3):
+        earlier = Trajectory(task=make_task(run="r"), outcome=Expired(cause="old"), stage="reaper")
+        await publisher.publish(TRAJECTORIES, earlier)
+    written = await ensure_manifest(bus, clock, publisher, MANIFEST)
+    known = await ensure_manifest(bus, clock, publisher, msgspec.structs.replace(MANIFEST, extra={"note": "again"}))
+
+    assert msgspec.structs.replace(MANIFEST, created_ms=clock.now_ms(), trajectories_start=3) == written == known
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("seed", 4), ("samples", 8), ("horizon", 1), ("sampling", Sampling(top_p=0.5))]
+)
+async def test_a_publisher_with_another_manifest_is_refused(bus, clock, field, value):
+    """Siblings of one run must be alike: the error names the field, and nothing is published."""
+    source = GeneratedSource("toy", {}, count=1)
+    await publish_source(bus, clock, source, MANIFEST)
+    with pytest.raises(ConfigError, match=f"run 'r' exists .*use a new run name.*{field}: .* is recorded"):
+        await publish_source(bus, clock, source, msgspec.structs.replace(MANIFEST, **{field: value}))
+
+    assert len(await tasks(bus)) == 2
+
+
+async def test_another_run_may_have_another_manifest(bus, clock):
+    """Manifests are by run."""
+    source = GeneratedSource("toy", {}, count=1)
+    await publish_source(bus, clock, source, MANIFEST)
+    await publish_source(bus, clock, source, msgspec.structs.replace(MANIFEST, run="s", seed=4))
+
+    assert {"r", "s"} == {task.run for task in await tasks(bus)}
+
+
+async def test_a_log_that_refuses_is_the_publishers_error(clock):
+    """Whoever publishes learns that not everything is durable."""
+
+    class Full(MemoryBus):
+        async def publish(self, topic, value, **where):
+            if topic == TASKS.name and self.left == 0:
+                raise BusError("the disk is full")
+            self.left -= topic == TASKS.name
+            return await super().publish(topic, value, **where)
+
+    bus = Full(clock)
+    bus.left = 3
+    await bus.create_topics(TABLE)
+
+    with pytest.raises(BusError, match="disk is full"):
+        await publish_source(bus, clock, GeneratedSource("toy", {}, count=5), MANIFEST)
+
+
+async def test_tasks_on_their_way_are_bounded(clock):
+    """A huge group does not fill the memory of the client."""
+
+    class Counting(MemoryBus):
+        now = most = 0
+
+        async def publish(self, topic, value, **where):
+            self.now += 1
+            self.most = max(self.most, self.now)
+            try:
+                return await super().publish(topic, value, **where)
+            finally:
+                self.now -= 1
+
+    bus = Counting(clock)
+    await bus.create_topics(TABLE)
+    many = [make_task(sample=number) for number in range(2 * MAX_UNACKNOWLEDGED)]
+
+    assert await publish_tasks(Publisher(bus, clock, "test"), many) == len(many)
+    assert bus.most <= MAX_UNACKNOWLEDGED

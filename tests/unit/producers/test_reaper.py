@@ -1,0 +1,195 @@
+"""Every admitted sample gets a terminal record: the reaper ends those that nobody else ended in time."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra.clock import settle
+from infra.middleware.deadline import GRACE_S, LONGEST_S, reap_at_ms
+from infra.wire import Publisher, unpack
+from producers.reaper import OpenSamples, Reaper
+from schemas.arbiter import Arbiter, Ruling
+from schemas.messages import Budgets, Trajectory
+from schemas.outcome import Completed, Expired
+from schemas.topics import TASKS, TRAJECTORIES
+from tests.logs import make_task, read_all
+
+BUDGETS = Budgets(init_s=10, run_s=20, eval_s=30)
+POISON = b"\xc1 not msgpack"
+DONE = Completed(components={}, reward=0.0, success=0.0, truncated=False)
+
+
+def open_task(sample, start_by_ms, **changes):
+    return make_task(sample=sample, start_by_ms=start_by_ms, budgets=BUDGETS, **changes)
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("admit"), st.integers(0, 5), st.integers(0, 5_000)),
+        st.tuples(st.just("end"), st.integers(0, 5), st.none()),
+        st.tuples(st.just("ask"), st.none(), st.integers(0, 120_000)),
+    ),
+    max_size=40,
+)
+
+
+@given(operations=OPERATIONS)
+def test_a_sample_is_given_up_once_and_only_when_it_is_open_and_overdue(operations):
+    """In any order of tasks, outcomes and questions: an end before its task counts, a task read twice is one."""
+    samples = OpenSamples()
+    due, ended, given_up = {}, set(), set()
+    for what, sample, number in operations:
+        if what == "admit":
+            task = open_task(sample, number)
+            samples.admit(task)
+            if sample not in ended:
+                due.setdefault(sample, reap_at_ms(task))
+        elif what == "end":
+            samples.end(make_task(sample=sample).id)
+            ended.add(sample)
+            due.pop(sample, None)
+        else:
+            found = [task.sample for task in samples.overdue(number)]
+            assert sorted(found) == sorted(
+                sample for sample, at in due.items() if at <= number and sample not in given_up
+            )
+            given_up.update(found)
+        assert len(samples) == len(due)
+
+
+def test_a_samples_time_is_its_start_limit_all_budgets_and_a_grace():
+    """Nothing that may still end by itself is reaped."""
+    assert reap_at_ms(open_task(0, 5_000)) == 5_000 + int((60 + GRACE_S) * 1000)
+
+
+@pytest.mark.parametrize("run_s", [math.inf, math.nan, -math.inf, 1e300])
+def test_a_budget_that_is_no_time_does_not_stop_the_reaper(run_s):
+    """A foreign producer may write any float; such a sample is given up when its task leaves the log."""
+    task = make_task(start_by_ms=0, budgets=Budgets(run_s=run_s))
+
+    assert reap_at_ms(task) == int(LONGEST_S * 1000)
+
+
+class Log:
+    """The log as a test of the reaper writes and reads it."""
+
+    def __init__(self, bus, clock):
+        self.bus, self.clock = bus, clock
+        self._publisher = Publisher(bus, clock, "test")
+
+    async def admit(self, *tasks):
+        for task in tasks:
+            await self._publisher.publish(TASKS, task)
+
+    async def end(self, task):
+        await self._publisher.publish(TRAJECTORIES, Trajectory(task=task, outcome=DONE, stage="eval"))
+
+    async def expired(self):
+        """Return the samples with an expired record, in log order."""
+        records = [record for record in await read_all(self.bus, TRAJECTORIES) if record.value != POISON]
+        found = [(await unpack(TRAJECTORIES, record)).message for record in records]
+        return [trajectory.task.sample for trajectory in found if isinstance(trajectory.outcome, Expired)]
+
+    async def advance(self, seconds):
+        """Move time in the steps of the reaper's own polling, so that it acts on the way."""
+        for _ in range(math.ceil(seconds / 5)):
+            await self.clock.advance(5)
+
+
+@pytest.fixture
+async def log(bus, clock):
+    """The log, with a reaper at work."""
+    running = asyncio.create_task(Reaper(bus, clock).run())
+    await settle()
+    yield Log(bus, clock)
+    assert not running.done(), running
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_only_what_is_overdue_and_without_an_outcome_expires(log, clock):
+    """One ended, one still has time, one is late at its start limit plus budgets plus grace."""
+    now = clock.now_ms()
+    late, ended, early = open_task(0, now), open_task(1, now), open_task(2, now + 60_000)
+    await log.admit(late, ended, early)
+    await log.end(ended)
+    await log.advance(60 + GRACE_S - 5)
+    before = await log.expired()
+    await log.advance(10)
+    then = await log.expired()
+    await log.advance(60)
+
+    assert ([], [0], [0, 2]) == (before, then, await log.expired())
+
+
+async def test_a_sample_expires_once(log, clock):
+    """Published twice, read again and again: one record."""
+    task = open_task(0, clock.now_ms())
+    await log.admit(task, task)
+    await log.advance(200)
+
+    assert await log.expired() == [0]
+
+
+async def test_the_record_says_which_limit_ran_out(log, bus, clock):
+    """For whoever asks why a sample has no reward."""
+    await log.admit(open_task(0, clock.now_ms()))
+    await log.advance(100)
+    (record,) = await read_all(bus, TRAJECTORIES)
+    trajectory = (await unpack(TRAJECTORIES, record)).message
+
+    assert ("reaper", None) == (trajectory.stage, trajectory.transcript)
+    assert "no outcome 30 s after its start limit and all stage budgets" in trajectory.outcome.cause
+
+
+async def test_what_ended_before_the_reaper_started_is_not_reaped(bus, clock):
+    """It reads the outcomes that are there before it gives anything up."""
+    log = Log(bus, clock)
+    old = clock.now_ms() - 10_000_000
+    tasks = [open_task(sample, old) for sample in range(1200)]
+    await log.admit(*tasks)
+    for task in tasks[:-1]:
+        await log.end(task)
+    running = asyncio.create_task(Reaper(bus, clock).run())
+    await settle(100)
+    await log.advance(20)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert await log.expired() == [1199]
+
+
+async def test_two_reapers_agree_by_the_log(bus, clock):
+    """Both may write; the first record counts and the second is superseded."""
+    log = Log(bus, clock)
+    running = [asyncio.create_task(Reaper(bus, clock).run()) for _ in range(2)]
+    await settle()
+    task = open_task(0, clock.now_ms())
+    await log.admit(task)
+    await log.advance(100)
+    for one in running:
+        one.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    arbiter = Arbiter()
+    rulings = [
+        arbiter.rule(task.group, task.sample, task.payload_digest, record.offset)
+        for record in await read_all(bus, TRAJECTORIES)
+    ]
+
+    assert Ruling.ACCEPTED is rulings[0]
+    assert rulings.count(Ruling.ACCEPTED) == 1
+
+
+async def test_bytes_that_cannot_be_read_are_skipped(log, bus, clock):
+    """Their stage buries them; the reaper goes on, an endless budget included."""
+    await bus.publish(TASKS.name, POISON, partition=0)
+    await bus.publish(TRAJECTORIES.name, POISON, partition=0)
+    await log.admit(make_task(sample=3, budgets=Budgets(run_s=math.inf)), open_task(4, clock.now_ms()))
+    await log.advance(100)
+
+    assert await log.expired() == [4]
