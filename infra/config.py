@@ -97,7 +97,8 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
     """
     settings = {} if path is None else read_toml(path)
     for override in (*_from_environment(os.environ), *overrides):
-        apply_override(settings, override)
+        # As text: the schema converts, and a password that looks like a number stays what it is.
+        apply_override(settings, override, as_text=True)
     try:
         return Config.model_validate(settings)
     except ValidationError as error:
@@ -123,8 +124,13 @@ def _from_environment(environ: Mapping[str, str]) -> list[str]:
     ]
 
 
-def apply_override(settings: dict[str, Any], override: str) -> None:
+def apply_override(settings: dict[str, Any], override: str, *, as_text: bool = False) -> None:
     """Put `a.b=value` into nested settings.
+
+    Args:
+        settings: changed in place.
+        override: the key with its value, in TOML syntax or plain text.
+        as_text: leave numbers, truth values and dates as they are written.
 
     Raises:
         ConfigError: the text has no `=`.
@@ -137,7 +143,8 @@ def apply_override(settings: dict[str, Any], override: str) -> None:
         settings = settings.setdefault(parent, {})
         if not isinstance(settings, dict):
             raise ConfigError(f"--set {override!r}: {parent} is not a section")
-    settings[last] = _value(text)
+    value = _value(text)
+    settings[last] = text if as_text and not isinstance(value, str | list | dict) else value
 
 
 def _value(text: str) -> Any:

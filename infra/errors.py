@@ -10,8 +10,9 @@
     |-- TooLarge              a message exceeds what the log carries
     `-- Failure               a rollout failed: data with a cause, turned into a record by the retry middleware
 
-Only `infra/worker.py` catches everything; everything else names what it expects. An error says what was tried, what
-was found and what to do.
+A seam adds its own leaves beside its code, such as `inference/base.py` and `broker/errors.py`. Whoever calls code that
+is not ours wraps it in `boundary`; the retry middleware catches what is left of a job; anywhere else errors are caught
+by name, or a comment says why not. An error says what was tried, what was found and what to do.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class Failure(RollmillError):
     Attributes:
         kind: decides whether another attempt is made.
         boundary: the seam at which it was seen.
+        cause: the error, for a person; cut where it is too long for a record.
     """
 
     def __init__(self, kind: FailureKind, boundary: Boundary, cause: str) -> None:

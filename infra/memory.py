@@ -26,7 +26,7 @@ from infra.bus import (
     TopicPartition,
     ignore_rebalance,
 )
-from infra.clock import Clock, SystemClock
+from infra.clock import Clock, SystemClock, wait_for
 from infra.errors import BusError, NotOwner, OffsetLost
 from schemas.topics import Topic
 
@@ -206,16 +206,6 @@ class MemoryBus:
             taken += found
         return taken
 
-    async def arrival(self, event: asyncio.Event, timeout_s: float) -> None:
-        """Wait until the event is set or the time has passed on this bus's clock."""
-        waiting = {asyncio.ensure_future(event.wait()), asyncio.ensure_future(self.clock.sleep(timeout_s))}
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
-
     @property
     def news(self) -> asyncio.Event:
         """Set at the next record or rebalance; take it before looking, so that nothing is missed."""
@@ -303,7 +293,7 @@ class MemoryMember:
             if left_s <= 0:
                 await asyncio.sleep(0)
                 return []
-            await self._bus.arrival(news, left_s)
+            await wait_for(news, self._bus.clock, left_s)
 
     def assignment(self) -> frozenset[TopicPartition]:
         """Return the partitions this member owns now."""
@@ -375,7 +365,7 @@ class MemoryReader:
             if found or left_s <= 0:
                 await asyncio.sleep(0)
                 return found
-            await self._bus.arrival(news, left_s)
+            await wait_for(news, self._bus.clock, left_s)
 
     def position(self, partition: TopicPartition) -> int:
         """Return the next offset that will be handed out."""

@@ -12,7 +12,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from infra.errors import RollmillError
 
@@ -65,14 +66,10 @@ async def until_stopped(work: Awaitable[None], stop: Stop | None = None) -> None
             loop.remove_signal_handler(number)
 
 
-def run_service(main: Callable[[], Awaitable[None]]) -> int:
+def run_service(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
     """Run a service's main coroutine and return the process's exit code."""
-
-    async def call() -> None:
-        await main()
-
     try:
-        asyncio.run(call())
+        asyncio.run(main())
     except RollmillError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the last word of a process goes to its terminal
         return 1

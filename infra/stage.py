@@ -2,8 +2,8 @@
 
     Stage(name, sources, sink, handle)    handle: In -> Done[Out] | None
 
-Wiring a handler to a topic that carries another type is a type error. `serve` runs one member of the stage's consumer
-group until it is stopped; any number of members share the work. This file knows no particular stage.
+Wiring a handler to a topic that carries another type is a type error. A `Member` is one member of the stage's consumer
+group; any number of them share the work. This file knows no particular stage.
 """
 
 from __future__ import annotations

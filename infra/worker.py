@@ -7,7 +7,7 @@ Promises:
 - a record whose partition is lost is cancelled and never committed from here; what it already published is
   arbitrated like any record;
 - a record handed out again after a rebalance while it is in work is not worked on twice;
-- an unreadable record goes to `dead` and the stream goes on;
+- a record that cannot be read, or not be passed on, goes to `dead` and the stream goes on;
 - when the log itself is away for longer than its limit the worker ends with a BusError: whoever supervises it starts
   it again, and nothing is lost, since nothing was committed.
 
@@ -24,7 +24,7 @@ from typing import Any
 
 from infra.bus import Bus, Consumer, Record, TopicPartition
 from infra.clock import Clock, wait_for
-from infra.errors import BusError, NotOwner
+from infra.errors import BusError, NotOwner, TooLarge
 from infra.middleware import Call, Job, Result
 from infra.middleware.dead_letter import bury
 from infra.offsets import Progress
@@ -138,7 +138,12 @@ class Worker:
             await bury(self._bus, self._clock, record, stage=self._stage, cause=str(error))
             return
         result = await self._call(Job(self._stage, received))
-        await self._publish(record, result)
+        try:
+            await self._publish(record, result)
+        except TooLarge as error:
+            # A task at the log's own limit cannot be sent on; the reaper ends its sample.
+            log.warning("%s: %s:%d to dead, it cannot be passed on: %s", self._stage, record.tp, record.offset, error)
+            await bury(self._bus, self._clock, record, stage=self._stage, cause=str(error))
 
     async def _publish(self, record: Record, result: Result) -> None:
         output = result.output

@@ -16,9 +16,10 @@ from typing import Any
 from infra.bus import Bus, Reader, Record, TopicPartition
 from infra.clock import Clock
 from infra.middleware.deadline import GRACE_S, reap_at_ms
+from infra.middleware.terminal import terminal
 from infra.wire import Publisher, unpack
 from schemas.codec import DecodeError
-from schemas.messages import SampleId, Task, Trajectory
+from schemas.messages import SampleId, Task
 from schemas.outcome import Expired
 from schemas.topics import TASKS, TRAJECTORIES, Topic
 
@@ -86,8 +87,7 @@ class Reaper:
         overdue = self._samples.overdue(self._clock.now_ms())
         for task in overdue:
             cause = f"no outcome {GRACE_S:g} s after its start limit and all stage budgets"
-            trajectory = Trajectory(task=task, outcome=Expired(cause=cause), stage="reaper")
-            await self._publisher.publish(TRAJECTORIES, trajectory)
+            await self._publisher.publish(TRAJECTORIES, terminal(task, Expired(cause=cause), "reaper"))
         if overdue:
             log.warning("%d samples expired without an outcome", len(overdue))
         return len(overdue)

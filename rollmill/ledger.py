@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from infra.bus import Bus, TopicPartition
+from infra.bus import Bus
 from infra.clock import Clock
-from infra.errors import WaitTimeout
+from infra.reading import positions, read_between
 from infra.wire import Received, unpack
 from schemas.arbiter import Arbiter, Ruling
 from schemas.codec import DecodeError
@@ -22,12 +22,6 @@ from schemas.outcome import Outcome
 from schemas.topics import DECISIONS, TASKS, TRAJECTORIES, Topic
 
 M = TypeVar("M", bound=Message)
-
-READ_S = 60.0
-"""Longest wait for the end of a topic, seconds."""
-
-POLL_S = 0.5
-BATCH = 1_000
 
 
 async def ledger(bus: Bus, clock: Clock, run: str) -> Ledger:
@@ -68,20 +62,8 @@ async def _accepted(bus: Bus, clock: Clock, run: str) -> AsyncIterator[Received[
 async def _read(bus: Bus, clock: Clock, topic: Topic[M]) -> AsyncIterator[Received[M]]:
     """Yield the messages of a topic up to its present end; what cannot be read is left out."""
     begin, end = await bus.begin_offsets(topic.name), await bus.end_offsets(topic.name)
-    reader = await bus.read(_positions(topic, begin))
-    until = clock.monotonic() + READ_S
-    try:
-        while any(reader.position(tp) < last for tp, last in _positions(topic, end).items()):
-            for record in await reader.poll(BATCH, POLL_S):
-                try:
-                    yield await unpack(topic, record)
-                except DecodeError:
-                    continue
-            if clock.monotonic() > until:
-                raise WaitTimeout(f"waited {READ_S:g} s for the end of `{topic.name}`")
-    finally:
-        await reader.close()
-
-
-def _positions(topic: Topic[Any], offsets: dict[int, int]) -> dict[TopicPartition, int]:
-    return {TopicPartition(topic.name, part): offset for part, offset in offsets.items()}
+    async for record in read_between(bus, clock, positions(topic, begin), positions(topic, end)):
+        try:
+            yield await unpack(topic, record)
+        except DecodeError:
+            continue  # it says nothing about any run; its stage or the sink has it in `dead`

@@ -1,34 +1,17 @@
 """Free loopback ports for the services of this machine, kept from start to start while they stay free.
 
-A kept port keeps bookmarks, dashboards and `curl` lines working. Ports are chosen below the range that Linux lends to
-outgoing connections (see `infra/broker/local.py` for what goes wrong inside it). Between the choice and the bind
-somebody may take a port; then the service says so and a new start chooses another.
+A kept port keeps bookmarks, dashboards and `curl` lines working. Which ports are chosen from, and whether one is free,
+is `infra/loopback.py`. It does not know the services.
 """
 
 from __future__ import annotations
 
 import json
-import random
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from infra.broker.local import HOST, PORTS
 from infra.errors import ConfigError
-
-TRIES = 200
-"""Ports tried before giving up."""
-
-
-def is_free(port: int) -> bool:
-    """Tell whether a service could listen on a loopback port now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as link:
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers bind: an old TIME_WAIT is no owner
-        try:
-            link.bind((HOST, port))
-        except OSError:
-            return False
-        return True
+from infra.loopback import NONE_FREE, find_free, is_free
 
 
 def choose(names: Sequence[str], *, kept: Path) -> dict[str, int]:
@@ -51,10 +34,10 @@ def keep(ports: dict[str, int], path: Path) -> None:
 
 
 def _another(taken: set[int]) -> int:
-    for port in random.sample(PORTS, TRIES):
-        if port not in taken and is_free(port):
-            return port
-    raise ConfigError(f"{TRIES} ports between {PORTS.start} and {PORTS.stop - 1} on {HOST} were tried, none is free")
+    port = find_free(taken)
+    if port is None:
+        raise ConfigError(f"{NONE_FREE}: end what listens there")
+    return port
 
 
 def _read(path: Path) -> dict[str, int]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from infra.bus import Bus, TopicPartition
+from infra.bus import Bus
 from infra.clock import Clock
-from infra.errors import WaitTimeout
+from infra.reading import positions, read_between
 from infra.wire import unpack
 from schemas.codec import DecodeError
 from schemas.telemetry import EventKind, StageEvent
@@ -22,14 +22,6 @@ TAIL_RECORDS = 20_000
 
 WINDOW_S = 3_600.0
 """Events older than this are left out, seconds."""
-
-READ_S = 30.0
-"""Longest wait for the end of the topic, seconds."""
-
-POLL_S = 0.5
-BATCH = 1_000
-
-_ENDED_WELL = EventKind.FINISHED
 
 
 @dataclass
@@ -53,7 +45,7 @@ class RecentWork:
             stage[key] = event
             return
         stage.pop(key, None)
-        counter = self.finished if event.kind is _ENDED_WELL else self.failed
+        counter = self.finished if event.kind is EventKind.FINISHED else self.failed
         counter[event.stage] += 1
 
     def oldest(self, stage: str, now_ms: int) -> str | None:
@@ -69,23 +61,16 @@ class RecentWork:
 async def recent_work(bus: Bus, clock: Clock) -> RecentWork:
     """Return what the stages did in the window."""
     found = RecentWork(WINDOW_S)
-    begin, end = await bus.begin_offsets(EVENTS.name), await bus.end_offsets(EVENTS.name)
-    ends = {TopicPartition(EVENTS.name, part): last for part, last in end.items()}
-    start = {tp: max(begin[tp.partition], last - TAIL_RECORDS) for tp, last in ends.items()}
-    since_ms, until = clock.now_ms() - int(WINDOW_S * 1000), clock.monotonic() + READ_S
+    begin = positions(EVENTS, await bus.begin_offsets(EVENTS.name))
+    end = positions(EVENTS, await bus.end_offsets(EVENTS.name))
+    start = {tp: max(begin[tp], last - TAIL_RECORDS) for tp, last in end.items()}
+    since_ms = clock.now_ms() - int(WINDOW_S * 1000)
     events: list[StageEvent] = []
-    reader = await bus.read(start)
-    try:
-        while any(reader.position(tp) < last for tp, last in ends.items()):
-            for record in await reader.poll(BATCH, POLL_S):
-                try:
-                    events.extend((await unpack(EVENTS, record)).message.events)
-                except DecodeError:
-                    continue
-            if clock.monotonic() > until:
-                raise WaitTimeout(f"waited {READ_S:g} s for the end of `events`")
-    finally:
-        await reader.close()
+    async for record in read_between(bus, clock, start, end):
+        try:
+            events.extend((await unpack(EVENTS, record)).message.events)
+        except DecodeError:
+            continue  # the sink has it in `dead`
     for event in sorted(events, key=lambda event: event.at_ms):
         if event.at_ms >= since_ms:
             found.take(event)

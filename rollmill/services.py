@@ -17,9 +17,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from infra.broker.local import HOST, START_LIMIT_S, STOP_LIMIT_S
+from infra.broker.local import START_LIMIT_S, STOP_LIMIT_S
 from infra.config import Config, dump
 from infra.envhost.address import UNIX_PATH_BYTES
+from infra.loopback import HOST
 from rollmill import ports
 from rollmill.supervisor import Restart, Service
 from rollmill.supervisor.readiness import answers_http, answers_kafka, at_once, done, listens, says

@@ -1,8 +1,9 @@
 """The log is the arbiter: the first terminal record of a sample wins, at any attempt, without exception.
 
-Every reader of `trajectories` (trainer, sink, check, replay, the public reader) feeds the records of one partition,
-in offset order, through one `Arbiter` per run and gets the same rulings. Nobody prevents a second record; everybody
-ignores it. The digest of a group's first record is the group's; a record with another digest speaks of another task
+Every reader that counts outcomes (trainer, replay, `producers/collect.py`, `rollmill/ledger.py`) feeds the records of
+one partition, in offset order, through one `Arbiter` per run and gets the same rulings; the view `accepted` in
+ClickHouse follows the same rule, and a test holds the two together. Nobody prevents a second record; everybody ignores
+it. The digest of a group's first record is the group's; a record with another digest speaks of another task
 that took the same id, and is no terminal record at all. Feeding a record again gives the same ruling again.
 """
 

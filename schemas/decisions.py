@@ -141,12 +141,12 @@ Decision = TrainerStarted | StepDecided | GroupDropped | VersionPublished | RunE
 def live_decisions(log: Iterable[tuple[int, Decision]]) -> Iterator[tuple[int, Decision]]:
     """Yield the decisions of one run that count, in log order.
 
-    Args:
-        log: (offset, decision) of one run, in offset order.
-
     A decision counts if its epoch is the offset of the last TrainerStarted before it (fencing by log order). A step
     that a resumed trainer executed again from its checkpoint is written once: re-execution writes nothing. The log may
     hold one record twice after a lost acknowledgement; the repeat says nothing new and is left out.
+
+    Args:
+        log: (offset, decision) of one run, in offset order.
     """
     epoch: int | None = None
     written: set[Decision] = set()

@@ -29,17 +29,29 @@ class Disposition(StrEnum):
     """The one place where a sample is."""
 
     OPEN = "open"
+    """It has no outcome yet."""
     FAILED = "failed"
+    """Its accepted record says that the system failed it."""
     CANCELLED = "cancelled"
+    """Its accepted record says that it was withdrawn."""
     EXPIRED = "expired"
+    """Its accepted record says that its time ran out."""
     BUFFERED = "buffered"
+    """The last step names it as read and not yet used."""
     TRAINED = "trained"
+    """It is a member of a step."""
     FILTERED = "filtered"
+    """Its group was dropped: all siblings succeeded alike."""
     STALE = "stale"
+    """Its group was dropped: its tokens lag too much."""
     INCOMPLETE = "incomplete"
+    """Its group was dropped: too few siblings completed."""
     ROLLED_BACK = "rolled_back"
+    """A step that used it was undone; no decision says that yet, so nothing is put here."""
     UNREAD = "unread"
+    """It has an outcome, behind the position up to which the trainer has accounted."""
     UNUSED = "unused"
+    """The end of the run names it as read and never used."""
 
 
 @dataclass
@@ -47,7 +59,9 @@ class Ledger:
     """The result: one disposition per sample, and what contradicts the rules."""
 
     places: dict[Key, Disposition] = field(default_factory=dict)
+    """Where each sample is; a sample that fits no bucket is left out."""
     violations: list[str] = field(default_factory=list)
+    """What contradicts the rules, in words."""
 
     def counts(self) -> dict[str, int]:
         """Return samples per disposition."""

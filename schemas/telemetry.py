@@ -23,7 +23,7 @@ class EventKind(StrEnum):
     FAILED = "failed"
     """It failed for good; a terminal record was published."""
     EXPIRED = "expired"
-    """It was not started in time."""
+    """Its time ran out: it was not started in time, or stayed in the stage longer than its budget."""
     CANCELLED = "cancelled"
     """It was withdrawn."""
     DEAD = "dead"

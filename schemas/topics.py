@@ -26,9 +26,16 @@ DEFAULT_PREFIX = "rollmill."
 """Put before every topic name unless the configuration says otherwise."""
 
 HOUR_MS = 3_600_000
+"""Milliseconds in an hour."""
+
 SHORT_MS = 24 * HOUR_MS
+"""Kept for looking at what goes on now; nothing that counts depends on it."""
+
 STAGE_MS = 7 * 24 * HOUR_MS
+"""Kept for the work between stages: longer than a stage may stand still."""
+
 LONG_MS = 90 * 24 * HOUR_MS
+"""Kept for replay and proof: what was decided, and from what."""
 
 
 class Spread(StrEnum):
@@ -82,13 +89,13 @@ class Topic(Generic[M_co]):
         return self.name
 
 
-STAGES = 32
+STAGE_PARTITIONS = 32
 """Partitions of a stage topic: the most workers of one stage that can share the work."""
 
 TASKS: Topic[Task] = Topic(
     name="tasks",
     carries=(Task,),
-    partitions=STAGES,
+    partitions=STAGE_PARTITIONS,
     spread=Spread.ROUND_ROBIN,
     producers=("producer", "feeder"),
     consumers=("init", "reaper", "sink"),
@@ -107,7 +114,7 @@ INIT_RETRY_5S: Topic[Task] = Topic(
 EPISODES: Topic[Episode] = Topic(
     name="episodes",
     carries=(Episode,),
-    partitions=STAGES,
+    partitions=STAGE_PARTITIONS,
     spread=Spread.ROUND_ROBIN,
     producers=("init",),
     consumers=("run",),
@@ -116,7 +123,7 @@ EPISODES: Topic[Episode] = Topic(
 ROLLOUTS: Topic[Rollout] = Topic(
     name="rollouts",
     carries=(Rollout,),
-    partitions=STAGES,
+    partitions=STAGE_PARTITIONS,
     spread=Spread.ROUND_ROBIN,
     producers=("run",),
     consumers=("eval",),
@@ -170,7 +177,7 @@ CONTROL: Topic[Control] = Topic(
 DEAD: Topic[Opaque] = Topic(
     name="dead",
     carries=(Opaque,),
-    partitions=STAGES,
+    partitions=STAGE_PARTITIONS,
     spread=Spread.AS_IT_WAS,
     producers=("init", "run", "eval", "sink"),
     consumers=("sink",),

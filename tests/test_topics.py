@@ -54,6 +54,7 @@ VERBS = {
     "join": READ,
     "_from_start": READ,
     "_read": READ,
+    "positions": READ,
     "_TOPICS": READ,
     "STAGE_TOPICS": NEITHER,
     "begin_offsets": NEITHER,

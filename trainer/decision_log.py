@@ -12,6 +12,7 @@ import logging
 from infra.bus import Bus, Reader, Record, TopicPartition
 from infra.clock import Clock
 from infra.errors import RollmillError, WaitTimeout
+from infra.reading import read_between
 from infra.wire import Publisher, unpack
 from schemas.codec import DecodeError
 from schemas.decisions import Decision, TrainerStarted
@@ -21,7 +22,7 @@ from schemas.topics import DECISIONS
 log = logging.getLogger(__name__)
 
 WAIT_S = 60.0
-"""Longest wait for records that are known to be in the log, in seconds."""
+"""Longest wait until a decision that was acknowledged is read back, in seconds."""
 
 POLL_S = 0.5
 """One poll of the log lasts at most this long, in seconds."""
@@ -50,18 +51,10 @@ async def read_decisions(bus: Bus, clock: Clock, run: str, end: int | None = Non
     if end is None:
         end = (await bus.end_offsets(DECISIONS.name)).get(partition.partition, 0)
     found: list[tuple[int, Decision]] = []
-    reader = await bus.read({partition: begin})
-    try:
-        deadline = clock.monotonic() + WAIT_S
-        while reader.position(partition) < end:
-            for record in await reader.poll(MAX_RECORDS, POLL_S):
-                decision = await _decision(record, run)
-                if decision is not None and record.offset < end:
-                    found.append((record.offset, decision))
-                deadline = clock.monotonic() + WAIT_S
-            _check_deadline(clock, deadline, f"offset {end} of {partition}, at {reader.position(partition)}")
-    finally:
-        await reader.close()
+    async for record in read_between(bus, clock, {partition: begin}, {partition: end}):
+        decision = await _decision(record, run)
+        if decision is not None:
+            found.append((record.offset, decision))
     return found
 
 
@@ -97,7 +90,11 @@ class DecisionLog:
         deadline = self._clock.monotonic() + WAIT_S
         while reader.position(self._partition) <= position.offset:
             await self._read(reader, POLL_S)
-            _check_deadline(self._clock, deadline, f"the decision at offset {position.offset} of {self._partition}")
+            if self._clock.monotonic() > deadline:
+                raise WaitTimeout(
+                    f"waited {WAIT_S:.0f} s to read the decision at offset {position.offset} of {self._partition} back; "
+                    "is the broker healthy?"
+                )
         self.last_offset = position.offset
         return position.offset
 
@@ -132,8 +129,3 @@ async def _decision(record: Record, run: str) -> Decision | None:
         log.warning("`decisions` offset %d is not a decision: %s", record.offset, error)
         return None
     return message if message.run == run else None
-
-
-def _check_deadline(clock: Clock, deadline: float, what: str) -> None:
-    if clock.monotonic() > deadline:
-        raise WaitTimeout(f"waited {WAIT_S:.0f} s for {what}; is the broker healthy?")

@@ -15,7 +15,8 @@ from typing import Any
 
 from infra.bus import Bus, TopicPartition
 from infra.clock import Clock
-from infra.errors import ConfigError, WaitTimeout
+from infra.errors import ConfigError
+from infra.reading import read_between
 from infra.wire import unpack
 from schemas.batch import batch_digest
 from schemas.codec import DecodeError
@@ -30,12 +31,6 @@ from trainer.history import History
 from trainer.terminal import Terminal, terminal
 
 log = logging.getLogger(__name__)
-
-WAIT_S = 60.0
-"""Longest wait for the next records that are known to be in the log, in seconds."""
-
-POLL_S = 0.5
-MAX_RECORDS = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,23 +135,14 @@ async def read_terminals(bus: Bus, clock: Clock, run: str, start: int, end: int)
     """Return a run's terminal records in [start, end) of its partition, without tokens and punishments."""
     partition = TopicPartition(TRAJECTORIES.name, partition_for(run, TRAJECTORIES.partitions))
     found: list[Terminal] = []
-    reader = await bus.read({partition: start})
-    try:
-        deadline = clock.monotonic() + WAIT_S
-        while (at := reader.position(partition)) < end:
-            for record in await reader.poll(MAX_RECORDS, POLL_S):
-                deadline = clock.monotonic() + WAIT_S
-                try:
-                    received = await unpack(TRAJECTORIES, record)
-                except DecodeError as error:
-                    log.warning("`trajectories` offset %d is not a trajectory, ignored: %s", record.offset, error)
-                    continue
-                if received.message.task.run == run and record.offset < end:
-                    found.append(terminal(received, None, keep_tokens=False))
-            if clock.monotonic() > deadline:
-                raise WaitTimeout(f"waited {WAIT_S:.0f} s for offset {end} of {partition}, at {at}")
-    finally:
-        await reader.close()
+    async for record in read_between(bus, clock, {partition: start}, {partition: end}):
+        try:
+            received = await unpack(TRAJECTORIES, record)
+        except DecodeError as error:
+            log.warning("`trajectories` offset %d is not a trajectory, ignored: %s", record.offset, error)
+            continue
+        if received.message.task.run == run:
+            found.append(terminal(received, None, keep_tokens=False))
     return found
 
 

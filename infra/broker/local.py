@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import base64
 import logging
-import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import uuid
@@ -25,15 +23,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+from infra import loopback
 from infra.broker import pidfile, probe
 from infra.broker.errors import AlreadyRunning, NotStarted, NotStopped, PortTaken
 from infra.broker.jars import Jars, locked
+from infra.loopback import HOST, PORTS
 
 log = logging.getLogger(__name__)
 
 TEMPLATE = Path(__file__).with_name("server.properties")
-
-HOST = "127.0.0.1"
+"""The broker's settings; names in braces are filled in at each start."""
 
 HEAP_MB = 512
 """Most heap the broker may grow to; a few hundred small partitions need about 150."""
@@ -44,20 +43,21 @@ START_LIMIT_S = 60.0
 STOP_LIMIT_S = 20.0
 """Longest wait for an orderly end, before the process is killed."""
 
-PORTS = range(20_000, 32_000)
-"""Where free ports are chosen: below the range that Linux lends to outgoing connections. A client that keeps calling
-a dead broker from inside that range may connect to itself and so keep the broker from coming back."""
-
 _POLL_S = 0.02
+"""Pause between two looks at a broker that is starting or ending, seconds."""
+
 _PORT_ATTEMPTS = 3
+"""Starts tried when somebody takes the port between its choice and the broker's bind."""
+
 _TAIL_LINES = 20
+"""Last lines of its log shown when the broker does not start."""
+
 _CPU_FLAGS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")  # fewer threads, quicker start, enough speed
 _LOG_FLAGS = (
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSS",
 )
-
 
 _STARTED: dict[int, subprocess.Popen[bytes]] = {}
 """Brokers that this process started, by pid: whoever stops one here must reap it, and only the parent can."""
@@ -191,7 +191,7 @@ class LocalBroker:
     def _choose_port(self) -> int:
         last = pidfile.read(self._pid_path)
         wish = self._wish or (last.port if last else 0)
-        if wish and _is_free(wish):
+        if wish and loopback.is_free(wish):
             return wish
         if self._insist:
             raise PortTaken(f"port {wish} on {HOST} is in use by another process")
@@ -314,21 +314,11 @@ def _leash() -> list[str]:
     return [setpriv, "--pdeathsig", "TERM"] if setpriv else []
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as link:
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Kafka binds: an old TIME_WAIT is no owner
-        try:
-            link.bind((HOST, port))
-        except OSError:
-            return False
-        return True
-
-
 def _free_port(but: int = 0) -> int:
-    for port in random.sample(PORTS, 200):
-        if port != but and _is_free(port):
-            return port
-    raise PortTaken(f"200 ports between {PORTS.start} and {PORTS.stop - 1} on {HOST} were tried, none is free")
+    port = loopback.find_free({but})
+    if port is None:
+        raise PortTaken(loopback.NONE_FREE)
+    return port
 
 
 def _new_cluster_id() -> str:

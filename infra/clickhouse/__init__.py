@@ -1,6 +1,7 @@
 """ClickHouse: what the log says, as tables, exactly once.
 
-`schema.sql` and `schema.py` are the tables, `rows.py` turns a message into their rows, `sink.py` is the one service
-that writes, `check.py` proves where every sample of a run went. `local_server/` stands in for a ClickHouse server on
+`schema.sql` and `schema.py` are the tables, `streams.py` says which topics fill them, `rows.py` turns a message into
+their rows, `ranges.py` decides which offsets go into one insert, `sink.py` is the one service that writes, `check.py`
+proves where every sample of a run went. `client.py` reaches a ClickHouse server; `local_server/` stands in for one on
 one machine. Everything else reads by HTTP.
 """

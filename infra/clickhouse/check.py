@@ -65,16 +65,16 @@ FROM {_PLACED} ARRAY JOIN violations AS violation
 ORDER BY violation, `group`, sample LIMIT {SHOWN}
 """  # noqa: S608 - our own text
 
-_DOUBLED = """
+_DOUBLED = f"""
 SELECT kafka_topic, kafka_partition, kafka_offset, count() AS copies FROM (
-    SELECT kafka_topic, kafka_partition, kafka_offset FROM tasks WHERE run = {run:String}
+    SELECT kafka_topic, kafka_partition, kafka_offset FROM tasks WHERE run = {{run:String}}
     UNION ALL
-    SELECT kafka_topic, kafka_partition, kafka_offset FROM trajectories WHERE run = {run:String}
+    SELECT kafka_topic, kafka_partition, kafka_offset FROM trajectories WHERE run = {{run:String}}
     UNION ALL
-    SELECT kafka_topic, kafka_partition, kafka_offset FROM decisions WHERE run = {run:String}
+    SELECT kafka_topic, kafka_partition, kafka_offset FROM decisions WHERE run = {{run:String}}
 )
-GROUP BY ALL HAVING copies > 1 ORDER BY ALL LIMIT 100
-"""
+GROUP BY ALL HAVING copies > 1 ORDER BY ALL LIMIT {SHOWN}
+"""  # noqa: S608 - our own text
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ one bad record cannot block a range. The columns are those of `schema.sql`; a te
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ import msgspec
 
 from infra.bus import Record
 from infra.wire import Received
+from schemas.batch import content_hash
 from schemas.decisions import (
     Decision,
     GroupDropped,
@@ -319,7 +319,7 @@ def trajectory_rows(received: Received[Trajectory]) -> Rows:
         turns[0].began_ms if turns else 0,
         turns[-1].ended_ms if turns else 0,
         transcript.token_ids[tail_start:].tolist(),
-        hashlib.sha256(received.raw).hexdigest(),
+        content_hash(received.raw),
         record.timestamp_ms,
         *_place(record),
     )

@@ -29,7 +29,7 @@ from infra.clickhouse.client import FAILURES, Address, StoreError, connect, expl
 from infra.clickhouse.ranges import PartitionBuffer, Range, Want
 from infra.clickhouse.rows import TABLES, Row, RowError, Rows
 from infra.clickhouse.streams import STREAMS, Stream
-from infra.clock import Clock
+from infra.clock import Clock, wait_for
 from infra.errors import BusError, NotOwner
 from infra.middleware.dead_letter import bury
 from schemas.codec import DecodeError
@@ -71,15 +71,20 @@ _COLUMNS = {table.name: table for table in TABLES}
 
 @dataclass
 class Progress:
-    """What a sink has done so far, for status and tests."""
+    """What a sink has done since its start, for its log and for tests."""
 
     records: int = 0
+    """Records taken in."""
     rows: int = 0
+    """Rows stored."""
     ranges: int = 0
+    """Ranges stored and committed."""
     buried: int = 0
+    """Records that went to `dead`."""
     failing_since: float | None = None
     """Clock.monotonic() of the first failure in a row; None while ClickHouse answers."""
     last_error: str = ""
+    """What ClickHouse said at the last failure."""
     stored_to: dict[TopicPartition, int] = field(default_factory=dict)
     """Partition -> rows of all offsets below are stored."""
 
@@ -292,12 +297,7 @@ class Sink:
         if self._stopping.is_set():
             await self._clock.sleep(min(seconds, RETRY_FIRST_S))
             return
-        waits = {asyncio.ensure_future(self._clock.sleep(seconds)), asyncio.ensure_future(self._stopping.wait())}
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+        await wait_for(self._stopping, self._clock, seconds)
 
     async def _assigned(self, partitions: frozenset[TopicPartition]) -> None:
         """Begin a buffer for each partition that is new to this member; one that was kept keeps its buffer."""

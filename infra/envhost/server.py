@@ -69,7 +69,13 @@ class EnvHostServer:
         app.router.add_get("/health", self._health)
         app.router.add_post("/{operation}", self._operate)
         # A caller who hangs up stops waiting for a place; a call into an environment goes on to its end.
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, keepalive_timeout=IDLE_S)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            handler_cancellation=True,
+            keepalive_timeout=IDLE_S,
+            shutdown_timeout=SHUTDOWN_S,
+        )
 
     async def __aenter__(self) -> Self:
         """Listen.

@@ -37,13 +37,13 @@ import numpy.typing as npt
 from infra.errors import ServiceError
 from schemas.transcript import LogProbs, Sampling, TokenIds
 
-#: Why a generation ended. `abort`: somebody withdrew it; the ids are those sampled until then.
 FinishReason = Literal["stop", "length", "abort"]
-#: What happens to running generations at a pause: frozen until `resume`, finished first, or ended with `abort`.
+"""Why a generation ended. `abort`: somebody withdrew it; the ids are those sampled until then."""
 PauseMode = Literal["keep", "wait", "abort"]
+"""What happens to running generations at a pause: frozen until `resume`, finished first, or ended with `abort`."""
 
-#: The only log-prob mode that may be trained on.
 PROCESSED_LOGPROBS = "processed_logprobs"
+"""The only log-prob mode that may be trained on."""
 
 
 class PolicyError(ServiceError):
@@ -78,26 +78,26 @@ class BadReply(PolicyError):
 class VersionSpan:
     """Sampled tokens [start, stop) of one generation drawn by one version of the weights."""
 
-    #: Index of the first token among the sampled ones.
     start: int
-    #: Index after the last.
+    """Index of the first token among the sampled ones."""
     stop: int
-    #: Version of the weights.
+    """Index after the last."""
     version: int
+    """Version of the weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
     """One answer of the policy; construction checks the promises of this module."""
 
-    #: The sampled ids, int32, shape (n,).
     token_ids: TokenIds
-    #: Log-prob of each at sampling, float32, shape (n,).
+    """The sampled ids, int32, shape (n,)."""
     logprobs: LogProbs
-    #: Why it ended.
+    """Log-prob of each at sampling, float32, shape (n,)."""
     finish_reason: FinishReason
-    #: Which weights sampled which tokens; covers [0, n) in order.
+    """Why it ended."""
     versions: tuple[VersionSpan, ...]
+    """Which weights sampled which tokens; covers [0, n) in order."""
 
     def __post_init__(self) -> None:
         count = len(self.token_ids)
@@ -122,18 +122,18 @@ class Generation:
 class ModelInfo:
     """What an engine serves, for the checks before a run."""
 
-    #: Name that requests carry.
     model: str
-    #: Digest of tokenizer and chat template (`model_digest.py`); empty when the engine's files cannot be read here.
+    """Name that requests carry."""
     tokenizer_digest: str
-    #: Prompt and answer together, in tokens.
+    """Digest of tokenizer and chat template (`model_digest.py`); empty when the engine's files cannot be read here."""
     max_model_len: int
-    #: Version of the weights that would sample the next token.
+    """Prompt and answer together, in tokens."""
     version: int
-    #: Number format of the weights, such as `float32`.
+    """Version of the weights that would sample the next token."""
     dtype: str
-    #: Must be `processed_logprobs`.
+    """Number format of the weights, such as `float32`."""
     logprobs_mode: str
+    """Must be `processed_logprobs`."""
 
 
 class PolicyClient(Protocol):
@@ -152,16 +152,15 @@ class PolicyClient(Protocol):
         """Sample the continuation of a prompt.
 
         Args:
-            token_ids: The whole prompt; engines find by themselves what they have computed before.
-            sampling: How to draw.
-            seed: Decides the draw.
-            request_id: Names the generation in the engine's log.
-            stop_token_ids: Ids that end the answer and belong to it.
-            max_tokens: Most tokens of this answer, if fewer than `sampling.max_tokens`.
+            token_ids: the whole prompt; engines find by themselves what they have computed before.
+            sampling: how to draw.
+            seed: decides the draw.
+            request_id: names the generation in the engine's log.
+            stop_token_ids: ids that end the answer and belong to it.
+            max_tokens: most tokens of this answer, if fewer than `sampling.max_tokens`.
 
         Raises:
             PolicyError: one of the tree in this module.
-
         """
         ...
 

@@ -19,8 +19,7 @@ def tokenizer_digest(directory: Path) -> str:
     """Return the digest of a model directory's tokenizer and chat template.
 
     Raises:
-        TokenizerMissing: The directory has no `tokenizer.json`.
-
+        TokenizerMissing: the directory has no `tokenizer.json`.
     """
     tokenizer = directory / "tokenizer.json"
     if not tokenizer.is_file():

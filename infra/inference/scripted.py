@@ -33,8 +33,8 @@ from infra.inference.base import (
 )
 from schemas.transcript import Sampling, TokenIds
 
-#: What to answer: from the prompt and the seed to ids, cut at a stop id or at the limit of tokens.
 Script = Callable[[TokenIds, int], Sequence[int]]
+"""What to answer: from the prompt and the seed to ids, cut at a stop id or at the limit of tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,22 +75,21 @@ class ScriptedPolicy:
         """Wait for calls.
 
         Args:
-            script: What to answer; an answer that ends neither with a stop id nor at the limit ends as `stop`.
-            max_model_len: Prompt and answer, tokens.
-            version: Version of the weights at the start.
-            tokenizer_digest: What `info` says.
-            token_s: Time that a token takes, seconds.
-            clock: What that time is measured with.
-
+            script: what to answer; an answer that ends neither with a stop id nor at the limit ends as `stop`.
+            max_model_len: prompt and answer, tokens.
+            version: version of the weights at the start.
+            tokenizer_digest: what `info` says.
+            token_s: time that a token takes, seconds.
+            clock: what that time is measured with.
         """
-        #: All calls of `generate`, in order.
         self.calls: list[Call] = []
-        #: Names of generations that were cancelled by their caller.
+        """All calls of `generate`, in order."""
         self.cancelled: list[str] = []
-        #: Directories that were loaded, with their versions.
+        """Names of generations that were cancelled by their caller."""
         self.loaded: list[tuple[Path, int]] = []
-        #: Tokens sampled so far.
+        """Directories that were loaded, with their versions."""
         self.sampled = 0
+        """Tokens sampled so far."""
         self._script = script
         self._max_model_len = max_model_len
         self._version = version
@@ -174,7 +173,7 @@ class ScriptedPolicy:
         """Take over a version; the directory must exist, its content does not matter."""
         if self._mode is None:
             raise PolicyRefused("weights change only while the engine is paused: call pause first")
-        if not directory.is_dir():  # noqa: ASYNC240  # one stat of a local directory, in a twin
+        if not directory.is_dir():  # noqa: ASYNC240 - one stat of a local directory, in a twin
             raise ModelPathMissing(f"no directory {directory}: publish the weights before announcing them")
         self.loaded.append((directory, version))
         self._version = version

@@ -43,17 +43,17 @@ from schemas.transcript import Sampling
 
 Reply = TypeVar("Reply")
 
-#: Longest wait for a generation, seconds; a frozen engine (`pause`) counts.
 GENERATE_TIMEOUT_S: Final = 600.0
-#: Longest wait for a control call, seconds; loading weights is the slowest.
+"""Longest wait for a generation, seconds; a frozen engine (`pause`) counts."""
 CONTROL_TIMEOUT_S: Final = 120.0
-#: Longest wait for a connection, seconds.
+"""Longest wait for a control call, seconds; loading weights is the slowest."""
 CONNECT_TIMEOUT_S: Final = 10.0
-#: Most bytes of a reply that is no JSON shown in an error.
+"""Longest wait for a connection, seconds."""
 SHOWN_BYTES: Final = 200
+"""Most bytes of a reply that is no JSON shown in an error."""
 
-#: Texts by which vLLM and our server say that a prompt is too long; it has no code of its own.
 _OVERFLOW_TEXTS: Final = ("maximum model length", "maximum context length")
+"""Texts by which vLLM and our server say that a prompt is too long; it has no code of its own."""
 _BUSY: Final = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 
 
@@ -71,11 +71,10 @@ class VllmClient:
         """Remember the address; connections are made when needed.
 
         Args:
-            url: Such as `http://127.0.0.1:8000`.
-            model: Name under which the engine serves the policy; None lets the engine take its only one.
-            generate_timeout_s: Longest wait for a generation.
-            control_timeout_s: Longest wait for any other call.
-
+            url: such as `http://127.0.0.1:8000`.
+            model: name under which the engine serves the policy; None lets the engine take its only one.
+            generate_timeout_s: longest wait for a generation.
+            control_timeout_s: longest wait for any other call.
         """
         self.url = url.rstrip("/")
         self._model = model
@@ -148,8 +147,7 @@ class VllmClient:
         """Return if the engine is able to sample.
 
         Raises:
-            PolicyError: It is not, and why.
-
+            PolicyError: it is not, and why.
         """
         await self._call("GET", wire.HEALTH)
 
@@ -210,7 +208,7 @@ class VllmClient:
         *,
         body: msgspec.Struct | None = None,
         query: dict[str, str] | None = None,
-        timeout: aiohttp.ClientTimeout | None = None,  # noqa: ASYNC109  # aiohttp's own, by phase of the request
+        timeout: aiohttp.ClientTimeout | None = None,  # noqa: ASYNC109 - aiohttp's own, by phase of the request
     ) -> bytes:
         """Make one request; return the body of a 2xx reply, raise the error that fits any other end."""
         if self._session is None:

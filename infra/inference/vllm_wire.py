@@ -21,8 +21,8 @@ MODELS = "/v1/models"
 SERVER_INFO = "/server_info"
 LOAD = "/load"
 
-#: The label of weights that nobody has labelled: those the engine was started with.
 DEFAULT_VERSION = "default"
+"""The label of weights that nobody has labelled: those the engine was started with."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,18 +30,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     temperature: float = 1.0
     top_p: float = 1.0
-    #: 0 and -1 are off.
     top_k: int = 0
+    """0 and -1 are off."""
     min_p: float = 0.0
     max_tokens: int = 16
-    #: Number of alternatives beside the sampled token; 0 asks for the sampled one's log-prob alone.
     logprobs: int | None = None
+    """Number of alternatives beside the sampled token; 0 asks for the sampled one's log-prob alone."""
     seed: int | None = None
     stop_token_ids: list[int] = []
-    #: Our stop ids are complete; the engine's own end-of-text id must not add to them.
     ignore_eos: bool = False
-    #: Text is not wanted.
+    """Our stop ids are complete; the engine's own end-of-text id must not add to them."""
     detokenize: bool = True
+    """Text is not wanted."""
     n: int = 1
     stop: list[str] | str | None = None
     presence_penalty: float = 0.0
@@ -56,8 +56,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     sampling_params: SamplingParams
     request_id: str = ""
     model: str | None = None
-    #: Prompts of different salt share no cached prefix.
     cache_salt: str | None = None
+    """Prompts of different salt share no cached prefix."""
     stream: bool = False
 
 
@@ -113,8 +113,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     max_model_len: int | None = None
-    #: Directory the engine read the model from.
     root: str | None = None
+    """Directory the engine read the model from."""
     tokenizer_digest: str = ""
     dtype: str = ""
     logprobs_mode: str = ""
@@ -180,7 +180,6 @@ def version_of(text: str) -> int:
     """Return a label as a version: a number, or 0 for weights that nobody labelled.
 
     Raises:
-        ValueError: The label is something else.
-
+        ValueError: the label is something else.
     """
     return 0 if text == DEFAULT_VERSION else int(text)

@@ -1,9 +1,11 @@
 """One concern per file around a stage's handler: a middleware takes a call and gives a call.
 
-    events( deadline( retry( budget( handle ))))
+    events( start_by( retry( budget( handle ))))        start_by and budget: `deadline.py`
 
 A `Job` is one record with its message; a `Result` is what must be in the log before the record is done. Handlers
-return an output or raise `infra.errors.Failure`; only `retry.py` turns a Failure into a record.
+return an output or raise `infra.errors.Failure`; only `retry.py` turns a Failure into a record. Beside them lie the two
+records that several of them write: `terminal.py` (a sample ends without a rollout) and `dead_letter.py` (bytes that
+nobody can use). No middleware knows a stage.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ import asyncio
 
 from infra.clock import Clock
 from infra.middleware import Call, Job, Middleware, Output, Result
-from schemas.messages import Task, Trajectory
+from infra.middleware.terminal import terminal
+from schemas.messages import Task
 from schemas.outcome import Expired
 from schemas.telemetry import EventKind
 from schemas.topics import TRAJECTORIES
@@ -58,7 +59,7 @@ def budget(stage: str) -> Middleware:
 
 def expired(job: Job, cause: str) -> Result:
     """Return the end of a sample whose time ran out."""
-    trajectory = Trajectory(task=job.task, outcome=Expired(cause=cause), stage=job.stage)
+    trajectory = terminal(job.task, Expired(cause=cause), job.stage)
     return Result(EventKind.EXPIRED, Output(TRAJECTORIES, trajectory), detail=cause)
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from infra.errors import BusError, Failure
 from infra.middleware import Call, Job, Middleware, Output, Result
-from schemas.messages import Trajectory
+from infra.middleware.terminal import terminal
 from schemas.outcome import Boundary, FailureKind
 from schemas.telemetry import EventKind
 from schemas.topics import INIT_RETRY_5S, TRAJECTORIES
@@ -54,5 +54,5 @@ def failed(job: Job, failure: Failure, max_attempts: int) -> Result:
     if failure.kind.retryable and task.attempt + 1 < max_attempts:
         again = msgspec.structs.replace(task, attempt=task.attempt + 1)
         return Result(EventKind.RETRIED, Output(INIT_RETRY_5S, again), detail=detail)
-    trajectory = Trajectory(task=task, outcome=failure.outcome(), stage=job.stage)
+    trajectory = terminal(task, failure.outcome(), job.stage)
     return Result(EventKind.FAILED, Output(TRAJECTORIES, trajectory), detail=detail)

@@ -25,7 +25,10 @@ from stages.handlers.reasoning_answers import refusal
 from stages.handlers.reasoning_puzzles import dataset, puzzle
 
 PROMPT_VERSION: Final = "reasoning.v1"
+"""Names the file of the system prompt; a changed prompt is a new file."""
+
 PROMPT: Final = (resources.files(__package__) / "prompts" / f"{PROMPT_VERSION}.txt").read_text("utf-8").strip()
+"""The system prompt."""
 
 SUCCESS: Final = 0.99
 """A score from here on is a success: partial credit and the scorers' consolations are not."""
@@ -34,8 +37,13 @@ INDEX_MOST: Final = 1_000_000
 """Largest index: some generators build a list as long as it."""
 
 FIELDS: Final = frozenset({"generator", "config", "seed", "index"})
+"""What a payload may hold."""
 
 ANSWER: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+"""Where a text says its answer; the last match counts."""
+
+FAULT_CHARS: Final = 500
+"""Longest fault of a scorer that the verdict carries, characters."""
 
 
 class Question:
@@ -88,11 +96,11 @@ class Question:
         made, entry = dataset(*self._source), self._puzzle.entry
         try:
             score = float(made.score_answer(answer, entry))
-        except Exception as error:  # noqa: BLE001  # a hundred scorers raise what they like; see the module's text
+        except Exception as error:  # noqa: BLE001 - a hundred scorers raise what they like; see the module's text
             # Only an answer that the scorer accepts shows that the text was at fault; where the generator gives none,
             # the empty one is all there is to try.
             made.score_answer(self._puzzle.expected or "", entry)
-            return 0.0, f"{type(error).__name__}: {error}"[:500]
+            return 0.0, f"{type(error).__name__}: {error}"[:FAULT_CHARS]
         if not math.isfinite(score):
             raise ValueError(f"reasoning: the scorer of {generator} returned {score} for {answer[:200]!r}")
         return min(max(score, 0.0), 1.0), ""
@@ -102,8 +110,11 @@ class Reasoning:
     """The handler of the family: how a question is put, where its answer stands, what it is worth."""
 
     family = "reasoning"
+    """Name by which tasks ask for it."""
     prompt_version = PROMPT_VERSION
+    """Version of its prompt."""
     invalid_ends = True
+    """Text without an answer ends the episode."""
 
     def environment(self, payload: Mapping[str, Any], seed: int) -> Question:
         """The question that a task names. Bad payloads raise ValueError, which says what was found."""
@@ -113,7 +124,7 @@ class Reasoning:
             )
         config = payload.get("config", {})
         if not isinstance(config, Mapping):
-            raise ValueError(f"reasoning: config must be a map, got {config!r}")  # noqa: TRY004  # a bad payload
+            raise ValueError(f"reasoning: config must be a map, got {config!r}")  # noqa: TRY004 - a bad payload
         return Question(
             payload.get("generator", ""),
             config,

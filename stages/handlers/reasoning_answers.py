@@ -23,13 +23,13 @@ DIGITS: Final = 40
 POWER: Final = 64
 """Largest constant exponent, nested ones multiplied."""
 
-#: Scorers that pass the answer to sympy's parser.
 EXPRESSIONS: Final = frozenset(
     {"countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"}
 )
+"""Scorers that pass the answer to sympy's parser."""
 
-#: Scorers that pass the answer to `eval` to read a list.
 LITERALS: Final = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
+"""Scorers that pass the answer to `eval` to read a list."""
 
 FUNCTIONS: Final = frozenset(
     {
@@ -37,6 +37,7 @@ FUNCTIONS: Final = frozenset(
         *("sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan", "sinh", "cosh", "tanh"),
     }
 )
+"""Functions that an expression may call."""
 
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.UAdd, ast.USub, ast.Load)
 

@@ -83,7 +83,7 @@ def _gym() -> Any:
     with warnings.catch_warnings():
         # A package below it compares with `is`, which is said once, when it is compiled.
         warnings.simplefilter("ignore", SyntaxWarning)
-        import reasoning_gym  # noqa: PLC0415  # seconds, and only workers that meet this family need it
+        import reasoning_gym  # noqa: PLC0415 - seconds, and only workers that meet this family need it
     return reasoning_gym
 
 
@@ -97,7 +97,7 @@ def _unknown(generator: Any) -> str:
 
 
 def _part(part: Any) -> Any:
-    from reasoning_gym.composite import DatasetSpec  # noqa: PLC0415  # as above
+    from reasoning_gym.composite import DatasetSpec  # noqa: PLC0415 - as above
 
     try:
         return DatasetSpec(name=part["name"], weight=part.get("weight", 1.0), config=dict(part.get("config", {})))
@@ -126,12 +126,12 @@ def _order_letters(made: Any) -> None:
 
 
 def _order_monomials(made: Any) -> None:
-    draw = made._get_monomials  # noqa: SLF001  # the one place where its order is lost
+    draw = made._get_monomials  # noqa: SLF001 - the one place where its order is lost
     made._get_monomials = lambda rng: sorted(draw(rng), key=str)  # noqa: SLF001
 
 
 def _order_neighbours(made: Any) -> None:
-    find = made._get_neighbors  # noqa: SLF001  # as above
+    find = made._get_neighbors  # noqa: SLF001 - as above
     made._get_neighbors = lambda word, words: sorted(find(word, words))  # noqa: SLF001
 
 

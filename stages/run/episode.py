@@ -1,8 +1,8 @@
 """The turns of one episode, decided without I/O: tokens and observations in, moves out.
 
-    move = machine.start()
-    Ask  -> sample a continuation of machine.prompt    -> machine.generated(...)
-    Act  -> carry the action out in the environment     -> machine.observed(...)
+    move = machine.start(now_ms)
+    Ask  -> sample a continuation of machine.prompt     -> move = machine.generated(...)
+    Act  -> carry the action out in the environment     -> move = machine.observed(...)
     Stop -> the episode is over                         -> machine.transcript()
 
 The machine owns the token record and keeps its invariants: a prompt always extends all tokens before it, sampled ids
@@ -116,10 +116,9 @@ class EpisodeMachine:
         self._record(answer)
         turn.stop, turn.finish, turn.generated_ms = len(self._mask), answer.finish_reason, now_ms
         action = self._act(self._renderer.text(answer.token_ids))
-        if isinstance(action, Action):
-            self._messages.append({"role": "assistant", "content": action.text})
-            return Act(action)
         self._messages.append({"role": "assistant", "content": action.text})
+        if isinstance(action, Action):
+            return Act(action)
         self._close_turn(now_ms, valid=False, action=action.reason)
         if self._invalid_ends:
             return Stop(self._limit_reached() or StopReason.INVALID_ACTION)

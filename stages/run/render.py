@@ -5,7 +5,7 @@ policy's last answer; what follows the marker is the glue to the next prompt (en
 prompt), and only that text is encoded. An end of turn that the policy sampled is left out of it; where the answer
 lacks the template's one (cut by length, ended by another stop id) the glue brings it, unsampled. A template that
 rewrites what came before the marker would need a new segment; such a template is refused when it drops the marker.
-Needs `tokenizers` and jinja2, no torch.
+Needs `tokenizers` and jinja2, no torch. It does not know engines, environments or the token record.
 
 Source of the chat-template convention: the `chat_template` of Hugging Face's tokenizer_config.json.
 """
@@ -139,7 +139,7 @@ def _load_tokenizer(directory: Path) -> Tokenizer:
         )
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:
+    except Exception as error:  # the library raises nothing more precise
         raise ConfigError(f"{path} holds no tokenizer that `tokenizers` can read: {error}") from error
 
 

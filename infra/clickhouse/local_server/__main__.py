@@ -16,7 +16,7 @@ from infra.errors import RollmillError
 @click.option("--path", type=click.Path(path_type=Path, file_okay=False), required=True, help="Data directory.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Loopback address to listen on.")
 @click.option("--port", default=8123, show_default=True, help="Port; 0 takes a free one.")
-@click.option("--password", default="", envvar="ROLLMILL_CLICKHOUSE_PASSWORD", help="Password of user `default`.")
+@click.option("--password", default="", envvar="ROLLMILL_CLICKHOUSE__PASSWORD", help="Password of user `default`.")
 def main(path: Path, host: str, port: int, password: str) -> None:
     """Serve ClickHouse's HTTP interface over chDB until SIGTERM."""
     logging.basicConfig(level=logging.INFO)

@@ -43,6 +43,22 @@ MAX_SESSION_TIMEOUT_S = 3600
 MAX_BODY_BYTES = 512 * 1024 * 1024
 """Largest request body, before and after decompression."""
 
+_ARGUMENTS = frozenset(
+    {
+        "query",
+        "database",
+        "query_id",
+        "session_id",
+        "session_timeout",
+        "session_check",
+        "default_format",
+        "wait_end_of_query",
+        "user",
+        "password",
+    }
+)
+"""Arguments of the interface that are read here; `param_*` as well."""
+
 _IGNORED = frozenset({"buffer_size", "client_protocol_version", "quota_key", "stacktrace", "close_session"})
 """Arguments that change nothing here: they tune what this server does not do."""
 
@@ -51,6 +67,7 @@ _UNSUPPORTED = {
     "decompress": "native block compression",
     "role": "roles",
 }
+"""Arguments that ask for what this server does not do, and what that is."""
 
 
 @dataclass(frozen=True)
@@ -104,22 +121,6 @@ def read(arguments: Mapping[str, str], headers: Mapping[str, str], body: bytes) 
         default_format=known["default_format"] or headers.get("X-ClickHouse-Format", DEFAULT_FORMAT),
         buffered=known["wait_end_of_query"] == "1",
     )
-
-
-_ARGUMENTS = frozenset(
-    {
-        "query",
-        "database",
-        "query_id",
-        "session_id",
-        "session_timeout",
-        "session_check",
-        "default_format",
-        "wait_end_of_query",
-        "user",
-        "password",
-    }
-)
 
 
 def _is_setting(name: str) -> bool:

@@ -1,8 +1,8 @@
 """The HTTP face of the engine: vLLM's routes and words, our engine behind them.
 
 A closed connection ends its generation: the handler is cancelled, and with it the engine's future. What the protocol
-allows and this engine does not do (streams, several answers, penalties, stop texts) is refused, never ignored. It
-does not know torch; `serve` puts model, engine and server together.
+allows and this engine does not do (streams, several answers, penalties, stop texts) is refused, never ignored. The
+routes know no model and no torch; `serving` puts model, engine and server together.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ log = logging.getLogger(__name__)
 Body = TypeVar("Body")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-#: Largest request body, bytes: a prompt of a million tokens.
 MAX_BODY_BYTES = 8 << 20
-#: How long other threads may keep the interpreter when the engine wants it back, seconds; Python's own 5 ms would be
-#: a good part of a step.
+"""Largest request body, bytes: a prompt of a million tokens."""
 SWITCH_INTERVAL_S = 0.0005
-#: Number formats by name.
+"""How long other threads may keep the interpreter when the engine wants it back, seconds; Python's own 5 ms would be
+a good part of a step."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Number formats by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,15 +301,14 @@ async def serving(
     """Serve a model while the block runs; gives the address.
 
     Args:
-        model_dir: What `save_pretrained` wrote.
-        host: Address to listen on.
-        port: Port to listen on; 0 takes a free one.
-        name: Model name that requests carry.
-        version: Version of the weights in the directory.
-        dtype: Number format of the weights: float32, bfloat16 or float16.
-        threads: Threads of torch.
-        limits: How much to take on.
-
+        model_dir: what `save_pretrained` wrote.
+        host: address to listen on.
+        port: port to listen on; 0 takes a free one.
+        name: model name that requests carry.
+        version: version of the weights in the directory.
+        dtype: number format of the weights: float32, bfloat16 or float16.
+        threads: threads of torch.
+        limits: how much to take on.
     """
     if dtype not in DTYPES:
         raise PolicyRefused(f"dtype {dtype!r} is none of {', '.join(DTYPES)}")

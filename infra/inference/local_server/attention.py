@@ -22,15 +22,15 @@ import torch
 from torch.nn import functional
 from transformers import AttentionInterface
 
-#: The name under which models are loaded to use this attention.
 ATTENTION_NAME = "rollmill_slots"
+"""The name under which models are loaded to use this attention."""
 
-#: Attend to a whole range of neighbouring slots, idle ones included, if at least one of this many is wanted: reading
-#: an idle slot in place costs about half of what copying a wanted one together with the others does.
 DENSE_SHARE = 2
+"""Attend to a whole range of neighbouring slots, idle ones included, if at least one of this many is wanted: reading
+an idle slot in place costs about half of what copying a wanted one together with the others does."""
 
-#: Requests are grouped for attention by their number of new tokens; a group ends at each of these.
 GROUP_LIMITS = (1, 4, 16, 64, 256, 1024)
+"""Requests are grouped for attention by their number of new tokens; a group ends at each of these."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -41,12 +41,12 @@ class CacheShape:
 
     layers: int
     slots: int
-    #: Positions per slot, tokens.
     max_len: int
-    #: Key-value heads.
+    """Positions per slot, tokens."""
     heads: int
-    #: Numbers per head.
+    """Key-value heads."""
     dim: int
+    """Numbers per head."""
 
     def slot_bytes(self, dtype: torch.dtype) -> int:
         """Return what one slot costs, over all layers."""
@@ -73,20 +73,20 @@ class SlotCache:
 class Group:
     """Requests that attend together, padded to the longest of them."""
 
-    #: Slots of the R requests: their indices, or a range of neighbours in which the idle ones count as requests too.
     slots: torch.Tensor | slice
-    #: For each request and padded place, the token's index in the step, (R * Q,).
+    """Slots of the R requests: their indices, or a range of neighbours in which the idle ones count as requests too."""
     gather: torch.Tensor
-    #: Most new tokens of a request.
+    """For each request and padded place, the token's index in the step, (R * Q,)."""
     width: int
-    #: Most positions any request attends to.
+    """Most new tokens of a request."""
     span: int
-    #: What may be attended to, (R, 1, Q, span).
+    """Most positions any request attends to."""
     mask: torch.Tensor
-    #: Which of the R * Q places are not padding; None if all are real.
+    """What may be attended to, (R, 1, Q, span)."""
     places: torch.Tensor | None
-    #: For each real place, the token's index in the step.
+    """Which of the R * Q places are not padding; None if all are real."""
     tokens: torch.Tensor
+    """For each real place, the token's index in the step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +94,8 @@ class Step:
     """One forward pass: T tokens, whose they are, where they stand."""
 
     cache: SlotCache
-    #: Cache rows to write, slot * max_len + position, (T,).
     rows: torch.Tensor
+    """Cache rows to write, slot * max_len + position, (T,)."""
     positions: torch.Tensor
     groups: tuple[Group, ...]
 

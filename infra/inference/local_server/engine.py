@@ -58,20 +58,20 @@ Result = TypeVar("Result")
 class EngineLimits:
     """How much the engine takes on; each limit has a name and a unit."""
 
-    #: Prompt and answer together, tokens; 0 takes the model's own limit.
     max_model_len: int = 0
-    #: Requests computed at once, each in a slot.
+    """Prompt and answer together, tokens; 0 takes the model's own limit."""
     max_running: int = 128
-    #: Slots beyond the running ones, so that episodes that wait for their environment keep their prefix.
+    """Requests computed at once, each in a slot."""
     spare_slots: int = 32
-    #: Memory of the key-value cache, bytes; fewer slots are made if they would not fit.
+    """Slots beyond the running ones, so that episodes that wait for their environment keep their prefix."""
     cache_bytes: int = 2 << 30
-    #: Requests that wait for a slot; one more is refused.
+    """Memory of the key-value cache, bytes; fewer slots are made if they would not fit."""
     max_waiting: int = 1024
-    #: Tokens computed in one step, over all requests.
+    """Requests that wait for a slot; one more is refused."""
     max_step_tokens: int = 1024
-    #: A pause ends by itself after this, seconds.
+    """Tokens computed in one step, over all requests."""
     pause_lease_s: float = 60.0
+    """A pause ends by itself after this, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,13 +79,13 @@ class Request:
     """What to sample."""
 
     request_id: str
-    #: The whole prompt, int32.
     prompt: TokenIds
+    """The whole prompt, int32."""
     sampling: Sampling
     seed: int
     stop_token_ids: frozenset[int]
-    #: Most tokens of the answer.
     max_tokens: int
+    """Most tokens of the answer."""
 
 
 @dataclass(kw_only=True)
@@ -93,10 +93,10 @@ class Stats:
     """Counters since the start; written by the engine's thread only."""
 
     steps: int = 0
-    #: Tokens that went through the model.
     computed_tokens: int = 0
-    #: Prompt tokens found in the cache.
+    """Tokens that went through the model."""
     reused_tokens: int = 0
+    """Prompt tokens found in the cache."""
     sampled_tokens: int = 0
     running: int = 0
     waiting: int = 0
@@ -109,12 +109,12 @@ class _Running:
     request: Request
     future: Future[Generation]
     slot: int = -1
-    #: Ids known: the prompt and what was sampled.
     length: int = 0
+    """Ids known: the prompt and what was sampled."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    #: (first token, version) of each span.
     versions: list[tuple[int, int]] = field(default_factory=list)
+    """(first token, version) of each span."""
 
     def generation(self, reason: FinishReason) -> Generation:
         ends = [start for start, _ in self.versions[1:]] + [len(self.tokens)]
@@ -144,12 +144,11 @@ class Engine:
         """Make the cache; nothing runs until `start`.
 
         Args:
-            model: A causal language model loaded with slot attention (`weights.load_model`).
-            limits: How much to take on.
-            version: Version of the weights that the model holds.
-            threads: Threads of torch inside a step.
-            monotonic: Clock of the pause lease.
-
+            model: a causal language model loaded with slot attention (`weights.load_model`).
+            limits: how much to take on.
+            version: version of the weights that the model holds.
+            threads: threads of torch inside a step.
+            monotonic: clock of the pause lease.
         """
         self.limits = limits or EngineLimits()
         self.stats = Stats()
@@ -217,10 +216,9 @@ class Engine:
         """Take a request; cancel the future to withdraw it.
 
         Raises:
-            ContextOverflow: The prompt leaves no room for an answer.
-            PolicyRefused: The prompt is empty or asks for ids the model does not have.
-            PolicyOverloaded: Too many requests wait.
-
+            ContextOverflow: the prompt leaves no room for an answer.
+            PolicyRefused: the prompt is empty or asks for ids the model does not have.
+            PolicyOverloaded: too many requests wait.
         """
         self._check(request)
         with self._lock:
@@ -247,8 +245,7 @@ class Engine:
         """Sample on.
 
         Raises (from the future):
-            PolicyRefused: The weights in place have no version yet.
-
+            PolicyRefused: the weights in place have no version yet.
         """
         return self._call(self._resume)
 
@@ -256,9 +253,8 @@ class Engine:
         """Put weights in place; they need `label` before anything is sampled.
 
         Raises (from the future):
-            PolicyRefused: Not paused, or not this model's weights.
-            ModelPathMissing: No weights there.
-
+            PolicyRefused: not paused, or not this model's weights.
+            ModelPathMissing: no weights there.
         """
         return self._call(lambda: self._reload(directory))
 
@@ -278,7 +274,7 @@ class Engine:
                 return
             try:
                 future.set_result(action())
-            except Exception as error:  # noqa: BLE001  # handed to the caller, who awaits this future
+            except Exception as error:  # noqa: BLE001 - handed to the caller, who awaits this future
                 future.set_exception(error)
 
         self._inbox.put(act)

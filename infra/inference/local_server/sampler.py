@@ -20,7 +20,7 @@ import torch
 
 from schemas.transcript import LogProbs, Sampling, TokenIds
 
-#: splitmix64: the increment and the two multipliers of its mixing function.
+# splitmix64: the increment and the two multipliers of its mixing function.
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
@@ -30,12 +30,12 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 class Draws:
     """How the rows of one batch are drawn; row i of the logits belongs to entry i."""
 
-    #: Sampling parameters of each row.
     sampling: Sequence[Sampling]
-    #: Seed of each row's request.
+    """Sampling parameters of each row."""
     seeds: Sequence[int]
-    #: How many tokens the row's answer has so far.
+    """Seed of each row's request."""
     indices: Sequence[int]
+    """How many tokens the row's answer has so far."""
 
 
 def uniforms(seeds: Sequence[int], indices: Sequence[int]) -> npt.NDArray[np.float64]:

@@ -27,12 +27,12 @@ from schemas.transcript import TokenIds
 class Assignment:
     """Where a prompt goes and what of it is there already."""
 
-    #: The row of the cache that the request owns from now on.
     slot: int
-    #: Row to copy the first `reused` positions from; None if they lie in `slot` already or nothing is reused.
+    """The row of the cache that the request owns from now on."""
     copy_from: int | None
-    #: How many ids of the prompt need no computing; always fewer than all, since the last one gives the logits.
+    """Row to copy the first `reused` positions from; None if they lie in `slot` already or nothing is reused."""
     reused: int
+    """How many ids of the prompt need no computing; always fewer than all, since the last one gives the logits."""
 
 
 class SlotTable:
@@ -41,10 +41,10 @@ class SlotTable:
     def __init__(self, slots: int, max_len: int) -> None:
         if slots < 1 or max_len < 2:
             raise ValueError(f"{slots} slots of {max_len} tokens cannot hold a request")
-        #: Ids by slot and position; beyond `computed` they are not yet in the cache.
         self.tokens = np.zeros((slots, max_len), dtype=np.int32)
-        #: How many positions of each slot are in the cache.
+        """Ids by slot and position; beyond `computed` they are not yet in the cache."""
         self.computed = np.zeros(slots, dtype=np.int64)
+        """How many positions of each slot are in the cache."""
         self._busy = np.zeros(slots, dtype=bool)
         self._mixed = np.zeros(slots, dtype=bool)
         self._used = np.zeros(slots, dtype=np.int64)
@@ -59,8 +59,7 @@ class SlotTable:
         """Take a slot for a prompt, preferring the one that holds most of it; write the prompt into the table.
 
         Raises:
-            LookupError: No slot is free; callers ask `free` first.
-
+            LookupError: no slot is free; callers ask `free` first.
         """
         if not self.free:
             raise LookupError("no free slot: ask `free` before `assign`")

@@ -26,9 +26,7 @@ def load_model(directory: Path, dtype: torch.dtype) -> torch.nn.Module:
     """Return the model of a directory, ready for slot attention.
 
     Raises:
-        ModelPathMissing: The directory holds no model.
-        PolicyRefused: The model needs an attention that this engine does not have.
-
+        ModelPathMissing: the directory holds no model.
     """
     if not (directory / "config.json").is_file():
         raise ModelPathMissing(
@@ -45,8 +43,7 @@ def cache_shape(config: Any, slots: int, max_len: int) -> CacheShape:
     """Return the cache that a model needs.
 
     Raises:
-        PolicyRefused: The model's attention is not plain causal attention within `max_len`.
-
+        PolicyRefused: the model's attention is not plain causal attention within `max_len`.
     """
     window = getattr(config, "sliding_window", None)
     if window is not None and getattr(config, "use_sliding_window", True) and window < max_len:
@@ -68,9 +65,8 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of a directory of safetensors, sharded or not.
 
     Raises:
-        ModelPathMissing: There is no such directory or it holds no safetensors.
-        PolicyRefused: A file cannot be read.
-
+        ModelPathMissing: there is no such directory or it holds no safetensors.
+        PolicyRefused: a file cannot be read.
     """
     if (directory / INDEX_FILE).is_file():
         index = json.loads((directory / INDEX_FILE).read_text(encoding="utf-8"))
@@ -93,8 +89,7 @@ def swap_weights(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> No
     """Copy new weights into a model, or change nothing.
 
     Raises:
-        PolicyRefused: Names or shapes differ from the model's.
-
+        PolicyRefused: names or shapes differ from the model's.
     """
     current = model.state_dict()
     # A tied weight appears under both names in the model and under one in the file; it is one storage.

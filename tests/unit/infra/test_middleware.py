@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 
 import pytest
 
@@ -17,15 +18,17 @@ from infra.middleware.dead_letter import bury
 from infra.middleware.deadline import budget, start_by
 from infra.middleware.events import events
 from infra.middleware.retry import MAX_ATTEMPTS, retry
-from infra.stage import Done, Stage
+from infra.middleware.terminal import terminal
+from infra.stage import Done, Member, Stage
 from infra.wire import Publisher, Received, unpack
+from infra.worker import Limits
 from schemas import codec
 from schemas.messages import Budgets, Episode, Rollout, Trajectory
 from schemas.outcome import Boundary, Expired, Failed, FailureKind, StopReason
 from schemas.telemetry import EventKind
 from schemas.topics import DEAD, EPISODES, EVENTS, INIT_RETRY_5S, TABLE, TASKS, TRAJECTORIES
 from schemas.transcript import Transcript
-from tests.logs import make_task, read_all
+from tests.logs import make_task, read_all, wait_until
 
 EMPTY = Transcript(tokens=b"", mask=b"", logprobs=b"", spans=(), turns=())
 
@@ -164,6 +167,53 @@ class TestRetry:
         assert kept[:5] == cause[:5] or "udce4" in kept
         assert len(kept) < CAUSE_CHARS + 100
         assert len(result.detail) < CAUSE_CHARS + 200
+
+
+class TestTerminal:
+    """The record of a sample that has no rollout must always fit into the log."""
+
+    HUGE = make_task(payload={"image": random.Random(0).randbytes(950_000)})
+    """Larger than what we publish, smaller than what a foreign producer can."""
+
+    async def test_a_task_that_cannot_be_carried_once_more_loses_its_payload(self):
+        """Its digest stays, by which the arbiter knows it."""
+        bus = await memory(SystemClock())
+        await Publisher(bus, SystemClock(), "test").publish(TRAJECTORIES, terminal(self.HUGE, Expired(cause=""), "run"))
+        (record,) = await read_all(bus, TRAJECTORIES)
+        task = (await unpack(TRAJECTORIES, record)).message.task
+
+        assert (self.HUGE.id, self.HUGE.payload_digest) == (task.id, task.payload_digest)
+        assert task.payload["left_out_bytes"] > 950_000
+
+    def test_any_other_task_is_kept_whole(self):
+        """For whoever looks at the record."""
+        assert make_task() == terminal(make_task(), Expired(cause=""), "run").task
+
+    @pytest.mark.parametrize("kind", [FailureKind.HANDLER, FailureKind.ENGINE])
+    async def test_a_task_at_the_limit_of_the_log_does_not_stop_its_stage(self, kind):
+        """It ends as failed, or goes to `dead` when it cannot be sent on for another attempt; the stream goes on."""
+        bus = await memory(SystemClock())
+        await bus.publish(TASKS.name, codec.encode(self.HUGE), partition=0)
+        await bus.publish(TASKS.name, codec.encode(make_task(sample=1)), partition=0)
+
+        async def handle(task):
+            if task.sample == 0:
+                raise Failure(kind, Boundary.STAGE, "no")
+            return Done(Episode(task=task, host="local:", lease="l", messages=()))
+
+        stage = Stage(name="init", sources=(TASKS, INIT_RETRY_5S), sink=EPISODES, handle=handle)
+        member = Member(stage, bus, SystemClock(), worker="init-test", limits=Limits(poll_s=0.02, commit_every_s=0.02))
+        running = asyncio.create_task(member.run())
+
+        async def committed():
+            return sum(progress.offset for progress in (await bus.committed("init", TASKS.name)).values())
+
+        await wait_until(committed, 2)
+        member.stop()
+        await asyncio.wait_for(running, 5)
+        ended = TRAJECTORIES if kind is FailureKind.HANDLER else DEAD
+
+        assert [1, 1] == [len(await read_all(bus, topic)) for topic in (ended, EPISODES)]
 
 
 class TestStartBy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from infra.clock import settle
 from infra.middleware.deadline import GRACE_S, LONGEST_S, reap_at_ms
 from infra.wire import Publisher, unpack
 from producers.reaper import OpenSamples, Reaper
+from schemas import codec
 from schemas.arbiter import Arbiter, Ruling
 from schemas.messages import Budgets, Trajectory
 from schemas.outcome import Completed, Expired
@@ -193,3 +195,12 @@ async def test_bytes_that_cannot_be_read_are_skipped(log, bus, clock):
     await log.advance(100)
 
     assert await log.expired() == [4]
+
+
+async def test_a_task_at_the_limit_of_the_log_is_given_up_like_any_other(log, bus, clock):
+    """Its terminal record fits, whatever a foreign producer published."""
+    huge = open_task(5, clock.now_ms(), payload={"image": random.Random(0).randbytes(950_000)})
+    await bus.publish(TASKS.name, codec.encode(huge), partition=0)
+    await log.advance(100)
+
+    assert await log.expired() == [5]

@@ -10,7 +10,18 @@ import pytest
 from schemas import topics
 from schemas.message import Message
 from schemas.messages import Task
-from schemas.topics import DEAD, DECISIONS, EPISODES, ROLLOUTS, STAGES, TABLE, TASKS, TRAJECTORIES, Spread, Topic
+from schemas.topics import (
+    DEAD,
+    DECISIONS,
+    EPISODES,
+    ROLLOUTS,
+    STAGE_PARTITIONS,
+    TABLE,
+    TASKS,
+    TRAJECTORIES,
+    Spread,
+    Topic,
+)
 from tests.strategies import MESSAGE_TYPES
 
 EACH = pytest.mark.parametrize("topic", TABLE, ids=str)
@@ -43,7 +54,7 @@ def test_names_are_good_for_kafka(topic):
 @pytest.mark.parametrize("topic", [TASKS, EPISODES, ROLLOUTS, DEAD], ids=str)
 def test_stage_topics_have_one_partition_count(topic):
     """`dead` has as many, so that a record keeps its partition there."""
-    assert topic.partitions == STAGES == 32
+    assert topic.partitions == STAGE_PARTITIONS == 32
 
 
 @pytest.mark.parametrize("topic", [TRAJECTORIES, DECISIONS], ids=str)

@@ -1,0 +1,149 @@
+"""Configuration: a file, then the environment, then `--set`; read once, checked, frozen."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from infra.config import Config, apply_override, dump, load
+from infra.errors import ConfigError
+from infra.worker import Limits
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch):
+    """The environment of whoever runs the tests is none of ours."""
+    for name in [name for name in os.environ if name.startswith("ROLLMILL_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Write a configuration file."""
+
+    def write(text):
+        path = tmp_path / "rollmill.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_the_defaults_are_a_configuration():
+    """Everything on this machine, each part with its limits."""
+    assert load() == Config()
+    assert Limits(max_in_flight=32, drain_s=10.0) == Config().eval.limits()
+
+
+def test_the_environment_comes_before_the_file_and_set_before_both(file, monkeypatch):
+    """The nearer to the command line, the stronger."""
+    path = file("[run]\nmax_in_flight = 1\ndrain_s = 1\n[policy]\nwait_s = 1\n")
+    monkeypatch.setenv("ROLLMILL_RUN__DRAIN_S", "2")
+    monkeypatch.setenv("ROLLMILL_POLICY__WAIT_S", "2")
+    config = load(path, ["policy.wait_s=3"])
+
+    assert (1, 2.0, 3.0) == (config.run.max_in_flight, config.run.drain_s, config.policy.wait_s)
+
+
+def test_a_variable_without_a_section_is_not_a_setting(monkeypatch):
+    """Such as ROLLMILL_CONFIG, which names the file."""
+    monkeypatch.setenv("ROLLMILL_CONFIG", "/nowhere")
+
+    assert load() == Config()
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "key", "value"),
+    [
+        ("bus.bootstrap=10.0.0.1:9092,b:1", "bus", "bootstrap", "10.0.0.1:9092,b:1"),
+        ('bus.prefix="a=b."', "bus", "prefix", "a=b."),
+        ("envhost.address=unix:/run/hosts", "envhost", "address", "unix:/run/hosts"),
+        ("policy.model=a/b", "policy", "model", Path("a/b")),
+        ("run.max_in_flight=7", "run", "max_in_flight", 7),
+        ("policy.wait_s=0.5", "policy", "wait_s", 0.5),
+        ("clickhouse.password=", "clickhouse", "password", ""),
+    ],
+)
+def test_a_value_is_toml_or_plain_text(override, section, key, value):
+    """Nobody has to quote an address."""
+    assert getattr(getattr(load(overrides=[override]), section), key) == value
+
+
+@pytest.mark.parametrize("text", ["1234", "007", "1e5", "true", "2024-01-01", "1_000"])
+def test_a_text_that_looks_like_a_number_stays_a_text(text, monkeypatch):
+    """A password is what it was given as, character by character."""
+    monkeypatch.setenv("ROLLMILL_CLICKHOUSE__PASSWORD", text)
+    config = load(overrides=[f"policy.name={text}"])
+
+    assert (text, text) == (config.clickhouse.password, config.policy.name)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("run.max_inflight=7", "run.max_inflight: Extra inputs are not permitted"),
+        ("ruin.max_in_flight=7", "ruin: Extra inputs are not permitted"),
+        ("run.max_in_flight=0", "run.max_in_flight: Input should be greater than 0"),
+        ("run.max_in_flight=many", "run.max_in_flight: Input should be a valid integer"),
+        ("run.drain_s=-1", "run.drain_s: Input should be greater than or equal to 0"),
+        ("run=7", "run: Input should be a valid dictionary"),
+        ("run.max_in_flight", "expected KEY=VALUE"),
+        ("=7", "expected KEY=VALUE"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(override, says):
+    """A misspelt limit is not silently the default."""
+    with pytest.raises(ConfigError, match=says):
+        load(overrides=[override])
+
+
+def test_all_wrong_keys_of_a_file_are_named_at_once(file):
+    """With the file."""
+    path = file("[bus]\nboostrap = 'x'\n[run]\nmax_in_flight = 0\n")
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+
+    assert all(part in str(caught.value) for part in (str(path), "bus.boostrap", "run.max_in_flight"))
+
+
+def test_a_setting_is_no_section(file):
+    """`--set a.b.c` where a.b is a value."""
+    with pytest.raises(ConfigError, match=r"run.max_in_flight.now=7.*max_in_flight is not a section"):
+        load(file("[run]\nmax_in_flight = 3\n"), ["run.max_in_flight.now=7"])
+
+
+def test_a_file_that_cannot_be_read_says_why(file, tmp_path):
+    """Missing, a folder, or no TOML."""
+    with pytest.raises(ConfigError, match=r"cannot read the configuration .*absent.toml: No such file"):
+        load(tmp_path / "absent.toml")
+    with pytest.raises(ConfigError, match="Is a directory"):
+        load(tmp_path)
+    with pytest.raises(ConfigError, match=r"is not TOML: .*line 1"):
+        load(file("= nonsense"))
+
+
+def test_a_configuration_cannot_be_changed_and_keeps_its_password_to_itself():
+    """Read once, frozen; logs show no secret."""
+    config = load(overrides=["clickhouse.password=secret"])
+    with pytest.raises(ValidationError, match="frozen"):
+        config.run.max_in_flight = 3
+
+    assert "secret" not in repr(config)
+
+
+def test_a_configuration_is_plain_values_for_a_manifest():
+    """Dumped and loaded it is the same."""
+    config = load(overrides=["policy.model=a/b"])
+
+    assert Config.model_validate(dump(config)) == config
+
+
+def test_overrides_make_the_sections_they_need():
+    """Of any depth: RUN.toml uses them too."""
+    settings = {}
+    apply_override(settings, "tasks.payload.size=7")
+
+    assert {"tasks": {"payload": {"size": 7}}} == settings

@@ -1,0 +1,209 @@
+"""Current state: the latest record of each key, as far as it says more than what is known."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from infra.clock import VirtualClock, settle
+from infra.control import CATCH_UP_S, ControlView
+from infra.errors import BusError, WaitTimeout
+from infra.memory import MemoryBus
+from infra.wire import Publisher
+from schemas.control import Credit, Cursor, PolicyVersion, RunManifest
+from schemas.topics import CONTROL, TABLE
+
+CLOCK = VirtualClock()
+
+
+@pytest.fixture
+async def bus():
+    bus = MemoryBus(CLOCK)
+    await bus.create_topics(TABLE)
+    return bus
+
+
+async def say(bus, *messages):
+    for message in messages:
+        await Publisher(bus, CLOCK, "test").publish(CONTROL, message)
+
+
+def credit(epoch, groups, **changes):
+    stamps = {"min_version": 0, "horizon": 1, "temperature": 1.0, **changes}
+    return Credit(run="r", epoch=epoch, admit_up_to=groups, **stamps)
+
+
+def version(epoch, number):
+    return PolicyVersion(run="r", epoch=epoch, version=number, directory="/w", digest="d")
+
+
+async def view_of(bus):
+    view = ControlView(bus, CLOCK)
+    await view.start()
+    await view.close()
+    return view
+
+
+@pytest.mark.parametrize(
+    ("key", "records", "latest"),
+    [
+        ("credit/r", [credit(1, 5), credit(1, 7)], 1),
+        ("credit/r", [credit(1, 5), credit(1, 3)], 0),
+        ("credit/r", [credit(2, 5), credit(1, 9)], 0),
+        ("credit/r", [credit(2, 5), credit(3, 2)], 1),
+        ("credit/r", [credit(1, 5), credit(1, 5, closed=True)], 1),
+        ("policy/r", [version(1, 4), version(1, 3)], 0),
+        ("policy/r", [version(2, 4), version(1, 9)], 0),
+        ("policy/r", [version(1, 4), version(2, 3)], 1),
+        ("cursor/r", [Cursor(run="r", admitted=4), Cursor(run="r", admitted=2)], 0),
+        ("cursor/r", [Cursor(run="r", admitted=4), Cursor(run="r", admitted=5)], 1),
+        ("run/r", [RunManifest(run="r", seed=1, samples=1), RunManifest(run="r", seed=2, samples=1)], 1),
+    ],
+)
+async def test_a_record_that_says_less_is_ignored(bus, key, records, latest):
+    """A lower epoch or a smaller number changes nothing, wherever it lies in the log."""
+    await say(bus, *records)
+    view = await view_of(bus)
+
+    assert records[latest] == view.get(key, type(records[0]))
+
+
+async def test_a_tombstone_removes_its_key_and_no_other(bus):
+    """A compacted topic forgets so."""
+    await say(bus, credit(1, 5), version(1, 1))
+    await bus.publish(CONTROL.name, None, key=b"credit/r", partition=0)
+    await bus.publish(CONTROL.name, None, key=b"never/there", partition=0)
+    view = await view_of(bus)
+
+    assert (None, version(1, 1)) == (view.get("credit/r", Credit), view.get("policy/r", PolicyVersion))
+
+
+async def test_what_was_forgotten_may_be_said_anew(bus):
+    """After a tombstone nothing is older."""
+    await say(bus, credit(5, 9))
+    await bus.publish(CONTROL.name, None, key=b"credit/r", partition=0)
+    await say(bus, credit(1, 1))
+
+    assert (await view_of(bus)).get("credit/r", Credit) == credit(1, 1)
+
+
+async def test_garbage_is_skipped_and_what_was_known_stays(bus, caplog):
+    """One bad record does not stop a service; it is named in the log."""
+    await say(bus, credit(1, 5))
+    await bus.publish(CONTROL.name, b"\xc1", key=b"credit/r", partition=0)
+    await bus.publish(CONTROL.name, b"\xc1", key=b"\xff", partition=0)
+    await say(bus, version(1, 1))
+    view = await view_of(bus)
+
+    assert credit(1, 5) == view.get("credit/r", Credit)
+    assert version(1, 1) == view.get("policy/r", PolicyVersion)
+    assert "control record credit/r at 1 ignored" in caplog.text
+
+
+async def test_records_are_asked_for_by_kind(bus):
+    """A key of another kind is none; `all` is sorted by key."""
+    manifests = [RunManifest(run=run, seed=1, samples=1) for run in ("b", "a")]
+    await say(bus, *manifests, credit(1, 1))
+    view = await view_of(bus)
+
+    assert view.get("run/a", Credit) is None
+    assert manifests[::-1] == view.all(RunManifest)
+
+
+async def test_a_view_knows_what_was_there_before_it_started(bus):
+    """No service works with a state that it has not read, however long the topic is."""
+    await say(bus, *(credit(1, number) for number in range(1200)))
+
+    assert (await view_of(bus)).get("credit/r", Credit) == credit(1, 1199)
+
+
+async def test_a_change_wakes_whoever_waits(bus):
+    """And nobody waits longer than the limit."""
+    view = ControlView(bus, CLOCK)
+    async with view.following():
+        waiting = asyncio.create_task(view.changed(3600))
+        await settle()
+        asleep = not waiting.done()
+        await say(bus, credit(1, 1))
+        await asyncio.wait_for(waiting, 5)
+        limited = asyncio.create_task(view.changed(10))
+        await settle()
+        await CLOCK.advance(10)
+        await asyncio.wait_for(limited, 5)
+
+        assert asleep
+        assert credit(1, 1) == view.get("credit/r", Credit)
+
+
+class Unreadable(MemoryBus):
+    """A log whose readers break, or get nowhere."""
+
+    error: Exception | None = None
+    stuck = False
+
+    async def read(self, start):
+        reader = await super().read(start)
+        poll = reader.poll
+
+        async def broken(max_records, timeout_s):
+            if self.error is not None:
+                raise self.error
+            if self.stuck:
+                await CLOCK.sleep(timeout_s)
+                return []
+            return await poll(max_records, timeout_s)
+
+        reader.poll = broken
+        return reader
+
+
+@pytest.fixture
+async def unreadable():
+    bus = Unreadable(CLOCK)
+    await bus.create_topics(TABLE)
+    return bus
+
+
+async def test_a_reader_that_breaks_ends_the_work_that_follows_it(unreadable):
+    """Whoever waits for a change would wait for ever; the error is the reader's own."""
+    view, ended = ControlView(unreadable, CLOCK), asyncio.Event()
+
+    async def work():
+        async with view.following():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+    running = asyncio.create_task(work())
+    await settle()
+    unreadable.error = BusError("the broker is away")
+    await CLOCK.advance(1)
+
+    with pytest.raises(BusError, match="broker is away"):
+        await asyncio.wait_for(running, 5)
+    assert ended.is_set()
+
+
+async def test_an_error_of_the_work_leaves_as_it_is(bus):
+    """Following adds nothing to it."""
+
+    async def work():
+        async with ControlView(bus, CLOCK).following():
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        await work()
+
+
+async def test_a_topic_that_does_not_end_is_given_up(unreadable):
+    """The error says how far the reader came."""
+    await say(unreadable, credit(1, 1))
+    unreadable.stuck = True
+    starting = asyncio.create_task(ControlView(unreadable, CLOCK).start())
+    await settle()
+    await CLOCK.advance(CATCH_UP_S + 1)
+
+    with pytest.raises(WaitTimeout, match="waited 30 s for the end of `control` at 1; read up to 0"):
+        await asyncio.wait_for(starting, 5)

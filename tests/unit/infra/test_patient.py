@@ -1,0 +1,169 @@
+"""A policy that RUN can wait for, with a limit."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from infra.clock import VirtualClock, settle
+from infra.errors import Failure
+from infra.inference.base import BadReply, PolicyOverloaded, PolicyRefused, PolicyUnreachable
+from infra.inference.patient import PatientPolicy
+from infra.inference.scripted import ScriptedPolicy
+from schemas.outcome import Boundary, FailureKind
+from schemas.transcript import Sampling
+
+PROMPT = np.array([1, 2], np.int32)
+
+
+class Engine(ScriptedPolicy):
+    """The scripted twin, whose `info` may fail too."""
+
+    def __init__(self, **changes):
+        super().__init__(lambda prompt, seed: [5, 6], **changes)
+        self.asked = 0
+        self.away = False
+
+    async def info(self):
+        self.asked += 1
+        if self.away:
+            raise PolicyUnreachable("connection refused")
+        return await super().info()
+
+    async def generate(self, *arguments, **settings):
+        if self.away:
+            raise PolicyUnreachable("connection refused")
+        return await super().generate(*arguments, **settings)
+
+    def serve(self, version, **changes):
+        """Become another engine."""
+        self._version = version
+        self._digest = changes.get("digest", self._digest)
+
+
+@pytest.fixture
+def clock():
+    return VirtualClock()
+
+
+async def generate(policy):
+    return await policy.generate(PROMPT, Sampling(), seed=1, request_id="r/g/0/0/0", stop_token_ids=(6,), max_tokens=9)
+
+
+async def after(clock, seconds, work):
+    """Start work, move time, and return what came of it."""
+    running = asyncio.create_task(work)
+    await settle()
+    await clock.advance(seconds)
+    return await asyncio.wait_for(running, 5)
+
+
+def is_engine_failure(failure):
+    return (FailureKind.ENGINE, Boundary.POLICY) == (failure.kind, failure.boundary)
+
+
+async def test_an_answer_comes_through_as_it_is(clock):
+    """Nothing is added to an engine that is well."""
+    engine = Engine()
+    answer = await generate(PatientPolicy(engine, clock))
+
+    assert [5, 6] == answer.token_ids.tolist()
+    assert (1, "r/g/0/0/0", (6,), 9) == (
+        engine.calls[0].seed,
+        engine.calls[0].request_id,
+        engine.calls[0].stop_token_ids,
+        engine.calls[0].max_tokens,
+    )
+
+
+async def test_an_engine_that_is_busy_or_away_is_asked_again(clock):
+    """With pauses that grow to a bound; the sample keeps its attempt."""
+    engine = Engine()
+    engine.fail_next(*[PolicyOverloaded("429"), PolicyUnreachable("gone")] * 4)
+    answer = await after(clock, 60, generate(PatientPolicy(engine, clock)))
+
+    assert (9, [5, 6]) == (len(engine.calls), answer.token_ids.tolist())
+
+
+async def test_waiting_for_an_answer_has_a_limit(clock):
+    """The failure says how long, for what, and what the engine said last."""
+    engine = Engine()
+    engine.away = True
+    with pytest.raises(Failure, match="waited 30 s for generation r/g/0/0/0: connection refused") as caught:
+        await after(clock, 40, generate(PatientPolicy(engine, clock, wait_s=30)))
+
+    assert is_engine_failure(caught.value)
+
+
+@pytest.mark.parametrize("error", [BadReply("spans with gaps"), PolicyRefused("no such model")])
+async def test_an_answer_that_asking_again_would_not_mend_is_a_failure_at_once(clock, error):
+    """Nothing is waited for."""
+    engine = Engine()
+    engine.fail_next(error)
+    with pytest.raises(Failure, match=f"generation r/g/0/0/0: {type(error).__name__}: {error}") as caught:
+        await generate(PatientPolicy(engine, clock))
+
+    assert is_engine_failure(caught.value)
+    assert clock.monotonic() == 0
+
+
+async def test_what_the_engine_serves_is_asked_once(clock):
+    """However many episodes begin."""
+    engine = Engine(version=3)
+    policy = PatientPolicy(engine, clock)
+    found = await asyncio.gather(*(policy.info(2) for _ in range(10)))
+
+    assert ({3}, 1) == ({info.version for info in found}, engine.asked)
+
+
+async def test_a_version_is_waited_for(clock):
+    """It comes with the next hand-over; all that wait share the question."""
+    engine = Engine(version=3)
+    policy = PatientPolicy(engine, clock)
+    waiting = [asyncio.create_task(policy.info(4)) for _ in range(20)]
+    await settle()
+    await clock.advance(2)
+    asked = engine.asked
+    engine.serve(4)
+    await clock.advance(2)
+
+    assert {4} == {info.version for info in await asyncio.gather(*waiting)}
+    assert asked < 30
+
+
+async def test_a_version_that_does_not_come_is_an_engine_failure(clock):
+    """It names what was waited for and what is there."""
+    with pytest.raises(Failure, match="waited 30 s for policy version 4; the engine has 3") as caught:
+        await after(clock, 31, PatientPolicy(Engine(version=3), clock, wait_s=30).info(4))
+
+    assert is_engine_failure(caught.value)
+
+
+async def test_all_that_wait_for_an_engine_that_is_away_give_up_in_time(clock):
+    """One after another they would wait for hours."""
+    engine = Engine()
+    engine.away = True
+    policy = PatientPolicy(engine, clock, wait_s=30)
+    waiting = [asyncio.create_task(policy.info()) for _ in range(50)]
+    await settle(200)
+    for _ in range(40):
+        await clock.advance(1)
+    await settle(200)
+    failures = [task.exception() for task in waiting if task.done()]
+
+    assert len(failures) == 50
+    assert all(is_engine_failure(failure) for failure in failures)
+
+
+async def test_after_an_engine_was_away_it_is_asked_again_what_it_serves(clock):
+    """Another one may have taken its place, with another tokenizer."""
+    engine = Engine(version=3)
+    policy = PatientPolicy(engine, clock)
+    await policy.info()
+    engine.fail_next(PolicyUnreachable("gone"))
+    engine.serve(0, digest="another")
+    await after(clock, 5, generate(policy))
+
+    assert ("another", 0) == ((await policy.info()).tokenizer_digest, (await policy.info()).version)
