@@ -17,6 +17,7 @@ import numpy as np
 from infra.bus import Bus
 from infra.clock import Clock
 from infra.config import Config
+from infra.inference.base import PROCESSED_LOGPROBS
 from infra.stage import Done, Member
 from schemas import transcript
 from schemas.messages import Episode, Rollout, Task, Trajectory
@@ -104,7 +105,7 @@ def made_transcript(tokens: int) -> Transcript:
         version=0,
         sampling=transcript.Sampling(),
         dtype="float32",
-        logprobs_mode="processed_logprobs",
+        logprobs_mode=PROCESSED_LOGPROBS,
     )
     made = Transcript(
         tokens=pack_tokens(np.arange(total) % 1000),

@@ -29,6 +29,11 @@ CATCH_UP_S = 30.0
 """Longest wait for the end of the topic at start, seconds."""
 
 POLL_S = 0.5
+"""One poll lasts at most this long, seconds."""
+
+BATCH = 500
+"""Most records of one poll."""
+
 _TP = TopicPartition(CONTROL.name, 0)
 
 
@@ -99,7 +104,7 @@ class ControlView:
         await wait_for(self._changed, self._clock, timeout_s)
 
     async def _poll(self, reader: Reader) -> None:
-        for record in await reader.poll(500, POLL_S):
+        for record in await reader.poll(BATCH, POLL_S):
             await self._take(record)
 
     async def _take(self, record: Record) -> None:

@@ -41,6 +41,10 @@ log = logging.getLogger(__name__)
 __all__ = ["KafkaBus", "KafkaLimits"]
 
 _BATCH_BYTES = 65_536
+"""Records of one partition are sent together up to this size."""
+
+_START_PAUSE_S = 0.25
+"""Pause before a broker that did not answer is asked again, seconds."""
 
 _SEQUENCE_ERRORS = (
     DuplicateSequenceNumber,
@@ -80,7 +84,7 @@ class KafkaBus:
                     try:
                         self._producer = await self._make_producer()
                     except KafkaConnectionError:
-                        await asyncio.sleep(0.25)  # it may be starting beside us
+                        await asyncio.sleep(_START_PAUSE_S)  # it may be starting beside us
             await self._link.start()
         except BaseException:
             await self.close()

@@ -24,6 +24,9 @@ from infra.errors import BusError
 
 log = logging.getLogger(__name__)
 
+_RETRY_S = 0.1
+"""Pause before a question that failed for now is asked again, seconds."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class KafkaLimits:
@@ -80,7 +83,7 @@ class KafkaLink:
             "bootstrap_servers": self.bootstrap,
             "client_id": self._client_id,
             "request_timeout_ms": int(self.limits.request_s * 1000),
-            "retry_backoff_ms": 100,
+            "retry_backoff_ms": int(_RETRY_S * 1000),
         }
 
     def outer(self, partition: TopicPartition) -> KafkaPartition:
@@ -139,7 +142,7 @@ class KafkaLink:
                         f"no topic {name} at {self.bootstrap}; "
                         "create the topics with `rollmill broker topics --create`, or check the prefix"
                     )
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(_RETRY_S)
         self._partitions[topic] = len(found["partitions"])
         return self._partitions[topic]
 
@@ -154,7 +157,7 @@ class KafkaLink:
             except KafkaError as error:
                 if not error.retriable:
                     raise
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(_RETRY_S)
 
     async def begin_offsets(self, topic: str) -> dict[int, int]:
         """Return partition -> first offset still in the log."""

@@ -23,6 +23,10 @@ from schemas.topics import Topic
 log = logging.getLogger(__name__)
 
 _UNKNOWN_TOPIC = 3
+"""Kafka's error code UNKNOWN_TOPIC_OR_PARTITION."""
+
+_LOOK_S = 0.05
+"""Pause between two looks at topics that are being made, seconds."""
 
 
 async def create(link: KafkaLink, topics: Iterable[Topic[Any]]) -> list[str]:
@@ -102,4 +106,4 @@ async def _until_usable(link: KafkaLink, topics: Sequence[Topic[Any]]) -> None:
             part["leader"] >= 0 for topic in described for part in topic["partitions"]
         ):
             return
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(_LOOK_S)

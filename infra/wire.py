@@ -34,7 +34,10 @@ MAX_RECORD_BYTES = 900_000
 """Largest value after compression, in bytes: leaves room for key and headers under the broker's 1 MiB."""
 
 ZSTD_LEVEL = 3
+"""Of the compression; higher ones cost a worker more time than they save the log."""
+
 CONTENT_TYPE = b"application/msgpack"
+"""Header `content-type` of every value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +150,8 @@ class Publisher:
             ("content-type", CONTENT_TYPE),
             ("traceparent", trace or new_trace()),
         ]
-        task = message if isinstance(message, Task) else getattr(message, "task", None)
-        if isinstance(task, Task):
+        task = _task_of(message)
+        if task is not None:
             headers.append(("ce_subject", f"{task.run}/{task.group}/{task.sample}".encode()))
             headers.append(("attempt", str(task.attempt).encode()))
             headers.append(("deadline-ms", str(task.start_by_ms).encode()))
@@ -167,13 +170,19 @@ def trace_of(record: Record) -> bytes | None:
     return dict(record.headers).get("traceparent")
 
 
+def _task_of(message: Message) -> Task | None:
+    """Return the task that a message is or embeds, if it has one."""
+    task = message if isinstance(message, Task) else getattr(message, "task", None)
+    return task if isinstance(task, Task) else None
+
+
 def _place(topic: Topic[Any], message: Any) -> tuple[bytes | None, int | None]:
     """Return (key, partition) of a message on a topic; partition None spreads evenly."""
-    task = message if isinstance(message, Task) else getattr(message, "task", None)
-    key = task.group.encode() if isinstance(task, Task) else None
+    task = _task_of(message)
+    key = task.group.encode() if task is not None else None
     match topic.spread:
         case Spread.RUN:
-            run = task.run if isinstance(task, Task) else message.run
+            run = task.run if task is not None else message.run
             return key, partition_for(run, topic.partitions)
         case Spread.SAMPLE:
             return key, None

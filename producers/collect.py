@@ -21,7 +21,10 @@ from schemas.partition import partition_for
 from schemas.topics import TRAJECTORIES
 
 POLL_S: Final = 0.5
+"""One poll lasts at most this long, seconds."""
+
 BATCH: Final = 500
+"""Most records of one poll."""
 
 
 async def outcomes(

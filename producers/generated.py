@@ -1,4 +1,7 @@
-"""An endless task source: a payload template with a running index, for families that generate their instances."""
+"""A task source from nothing: a payload template with a running index, for families that generate their instances.
+
+Endless unless given a count. It does not know what the family makes of the index.
+"""
 
 from __future__ import annotations
 

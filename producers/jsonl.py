@@ -26,8 +26,11 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """What a line holds."""
 
     family: str
+    """Which handler runs it."""
     payload: dict[str, Any]
+    """What the family needs."""
     horizon: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Most turns; the run's unless given."""
 
 
 @dataclass(frozen=True, slots=True)

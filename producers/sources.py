@@ -1,8 +1,10 @@
 """Task sources by description: the `[tasks]` section of RUN.toml.
 
-[tasks]                          [tasks]
-jsonl = "train.jsonl"            family = "keydoor"
-repeat = true                    payload = { size = 5 }
+    [tasks]                          [tasks]
+    jsonl = "train.jsonl"            family = "keydoor"
+    repeat = true                    payload = { size = 5 }
+
+The section is checked here and nowhere else; what its tasks mean is the family's.
 """
 
 from __future__ import annotations

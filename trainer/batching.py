@@ -19,13 +19,11 @@ import numpy.typing as npt
 import torch
 
 from infra.errors import RollmillError
+from infra.inference.base import PROCESSED_LOGPROBS
 from schemas.transcript import SampledSpan, Transcript
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
-
-PROCESSED_LOGPROBS = "processed_logprobs"
-"""The only log-prob mode that says what the sampled distribution was."""
 
 
 class UntrainableTranscript(RollmillError):

@@ -91,10 +91,8 @@ class DecisionLog:
         while reader.position(self._partition) <= position.offset:
             await self._read(reader, POLL_S)
             if self._clock.monotonic() > deadline:
-                raise WaitTimeout(
-                    f"waited {WAIT_S:.0f} s to read the decision at offset {position.offset} of {self._partition} back; "
-                    "is the broker healthy?"
-                )
+                place = f"offset {position.offset} of {self._partition}"
+                raise WaitTimeout(f"waited {WAIT_S:.0f} s to read back the decision at {place}; is the broker healthy?")
         self.last_offset = position.offset
         return position.offset
 

@@ -27,6 +27,7 @@ from infra.broker.errors import JarsNotResolved, JavaNotFound, LockTimeout, Mave
 log = logging.getLogger(__name__)
 
 POM = Path(__file__).with_name("pom.xml")
+"""Which jars."""
 
 MIN_JAVA = 17
 """Oldest Java that runs a Kafka 4 broker."""
@@ -38,6 +39,11 @@ LOCK_LIMIT_S = MAVEN_LIMIT_S + 60.0
 """Longest wait for another process that resolves the same jars."""
 
 _TAIL_LINES = 15
+"""Last lines of Maven shown when it fails."""
+
+_LOCK_POLL_S = 0.1
+"""Pause between two tries for a lock, seconds."""
+
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -163,5 +169,5 @@ def locked(path: Path, *, limit_s: float) -> Iterator[None]:
             except BlockingIOError as error:
                 if time.monotonic() >= give_up:
                     raise LockTimeout(f"another process has held {path} for more than {limit_s:.0f} s") from error
-                time.sleep(0.1)
+                time.sleep(_LOCK_POLL_S)
         yield

@@ -12,10 +12,19 @@ import struct
 from dataclasses import dataclass
 
 _METADATA = 3
+"""Kafka's number of the request."""
+
 _VERSION = 2
+"""Version of the request: the first one whose answer names the cluster."""
+
 _CORRELATION = 0x524D
+"""Comes back with the answer, which proves that it is one."""
+
 _CLIENT = b"rollmill-probe"
+"""Names us in the broker's log."""
+
 _MAX_ANSWER_BYTES = 1 << 20
+"""Largest answer that is read."""
 
 
 @dataclass(frozen=True)

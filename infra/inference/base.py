@@ -43,7 +43,7 @@ PauseMode = Literal["keep", "wait", "abort"]
 """What happens to running generations at a pause: frozen until `resume`, finished first, or ended with `abort`."""
 
 PROCESSED_LOGPROBS = "processed_logprobs"
-"""The only log-prob mode that may be trained on."""
+"""The only log-prob mode that may be trained on: it says what the sampled distribution was."""
 
 
 class PolicyError(ServiceError):

@@ -33,7 +33,10 @@ WAIT_S = 120.0
 """Longest wait for an engine that is away, overloaded or behind the wanted version, seconds."""
 
 FIRST_BACKOFF_S = 0.1
+"""Pause before an engine is asked again, seconds; it doubles with each further time."""
+
 LONGEST_BACKOFF_S = 2.0
+"""Longest pause, seconds."""
 
 
 class PatientPolicy:

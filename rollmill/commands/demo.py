@@ -86,6 +86,7 @@ def _prepare(seed: int, data: Path, recipe: Any) -> Any:
         warm=data / "warm",
         run_toml=data / "run.toml",
         chart=data / "demo.png",
+        tables=data / "clickhouse",
     )
     make_model(story.base, seed)
     story.run_toml.write_text(_toml(recipe.run_toml(run, seed, story.warm, data / "trainer")))

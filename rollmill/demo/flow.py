@@ -14,6 +14,7 @@ from rollmill.demo.baselines import baseline
 from rollmill.demo.chart import draw
 from rollmill.demo.evaluation import Score, Suite, evaluate
 from rollmill.demo.machine import Conservation, Machine
+from rollmill.demo.queries import CONSERVATION, QUESTIONS
 from rollmill.demo.recipe import Recipe
 from rollmill.demo.screen import Screen
 from rollmill.demo.warmstart import warm
@@ -71,6 +72,8 @@ class Story:
     """The run's configuration."""
     chart: Path
     """The picture."""
+    tables: Path
+    """Where ClickHouse keeps its data, if it does."""
 
 
 async def tell(machine: Machine, story: Story, recipe: Recipe, screen: Screen, *, kill: bool) -> dict[str, Any]:
@@ -93,6 +96,8 @@ async def tell(machine: Machine, story: Story, recipe: Recipe, screen: Screen, *
             await warming
     await asyncio.to_thread(_chart, story, recipe, before, after, state)
     screen.say(f"chart: {story.chart}")
+    if machine.keeps_tables:
+        _show_questions(story, screen)
     return result
 
 
@@ -110,7 +115,7 @@ async def _play(
     screen.say(f"replay: [bold]{report.summary()}[/]")
     seconds = screen.seconds
     place = await machine.conservation(story.run)
-    _show_conservation(place, screen)
+    _show_conservation(story, place, screen)
     return _result(machine, before, after, state, kills, report, place, seconds), before, after, state
 
 
@@ -238,12 +243,22 @@ def _show_episode(story: Story, before: Score, after: Score, screen: Screen) -> 
             return
 
 
-def _show_conservation(place: Conservation, screen: Screen) -> None:
+def _show_conservation(story: Story, place: Conservation, screen: Screen) -> None:
     parts = " + ".join(f"{count} {name}" for name, count in place.counts.items())
     verdict = "[green]conserved[/]" if place.conserved else "[red]NOT conserved[/]"
+    screen.say(f"{CONSERVATION.text} {CONSERVATION.of(story.run)}")
     screen.say(f"{place.admitted} samples admitted = {parts}: {verdict}")
     for violation in place.violations[:5]:
         screen.say(f"[red]{violation}[/]")
+
+
+def _show_questions(story: Story, screen: Screen) -> None:
+    """Print what to ask next; ClickHouse is started again for it, on the demo's own data."""
+    screen.say("three questions worth asking next:")
+    screen.print(f"rollmill clickhouse --data {story.tables}      # in one terminal, then in another:")
+    for question in QUESTIONS:
+        screen.print(f"# {question.text}")
+        screen.print(f'rollmill sql "{question.of(story.run)}"')
 
 
 def _chart(story: Story, recipe: Recipe, before: dict[str, Score], after: dict[str, Score], state: RunState) -> None:

@@ -37,6 +37,7 @@ class MemoryMachine:
     """Everything in this process: same code, nothing durable."""
 
     name = "memory"
+    keeps_tables = False
 
     def __init__(self, model: Path) -> None:
         """Plan the parts.

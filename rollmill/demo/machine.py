@@ -39,6 +39,8 @@ class Machine(Protocol):
 
     name: str
     """`kafka` or `memory`."""
+    keeps_tables: bool
+    """ClickHouse holds the run, and will after the end."""
     bus: Bus
     clock: Clock
 

@@ -36,6 +36,7 @@ class ProcessMachine:
     """One process per service, on a real Kafka."""
 
     name = "kafka"
+    keeps_tables = True
     bus: Bus
 
     def __init__(

@@ -56,6 +56,10 @@ class Screen:
         """Print one line with the time."""
         self.console.print(Text.assemble((f"{self.seconds:6.1f} s  ", "dim"), Text.from_markup(text)))
 
+    def print(self, text: str) -> None:
+        """Print one line as it is, never wrapped, so that it can be copied."""
+        self.console.print(Text(text), soft_wrap=True)
+
     def service(self, event: Event) -> None:
         """Print what happened to a service, when it says something."""
         if event.what in _SHOWN:
