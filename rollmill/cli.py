@@ -1,8 +1,8 @@
 """The command line: `rollmill COMMAND`. Thin: each command is a module of `rollmill/commands`, loaded when called.
 
-Every command takes `--json` and then prints one JSON object last on standard output; errors go to standard error as
-one sentence that says what was tried, what was found and what to do. Exit codes: 0 done, 1 it did not work, 2 the
-call was wrong, 130 interrupted.
+A command that gives a result takes `--json` and then prints one JSON object last on standard output; one that serves
+runs until it is stopped. Errors go to standard error and say what was tried, what was found and what to do. Exit codes:
+0 done, 1 it did not work, 2 the call was wrong, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import click
 
 from infra.errors import RollmillError
+from infra.service import INTERRUPTED
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("demo", "Watch a policy learn through the whole system on this machine."),
@@ -75,10 +76,8 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except click.Abort:
-        sys.exit(130)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(INTERRUPTED)
     except RollmillError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(1)

@@ -28,7 +28,7 @@ from infra.broker import jars, probe
 from infra.broker.errors import JavaNotFound, MavenNotFound
 from infra.errors import ConfigError
 from rollmill import ports
-from rollmill.services import DATA_DIR, RUN_NAME
+from rollmill.paths import DATA_DIR, RUN_NAME
 from rollmill.supervisor import running
 
 MIN_PYTHON = (3, 11)

@@ -11,14 +11,12 @@ from dataclasses import dataclass, field
 
 from infra.bus import Bus
 from schemas.message import Message
-from schemas.topics import EPISODES, INIT_RETRY_5S, ROLLOUTS, TASKS, Topic
+from schemas.topics import TABLE, Topic
 
 STAGE_TOPICS: Mapping[str, Sequence[Topic[Message]]] = {
-    "init": (TASKS, INIT_RETRY_5S),
-    "run": (EPISODES,),
-    "eval": (ROLLOUTS,),
+    stage: tuple(topic for topic in TABLE if stage in topic.consumers) for stage in ("init", "run", "eval")
 }
-"""Consumer group -> topics it reads."""
+"""Consumer group -> topics it reads, as the table says."""
 
 
 @dataclass(frozen=True)

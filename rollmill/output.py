@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from infra.config import load
+from rollmill.paths import CONFIG_NAME, DATA_DIR
 
 T = TypeVar("T")
 
@@ -44,13 +45,10 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return configured
 
 
-LOCAL_CONFIG = Path(".rollmill/config.toml")
-"""Written by `rollmill up`: where its services listen."""
-
-
 def local_config() -> Path | None:
-    """Return the configuration of the services started here, if there is one."""
-    return LOCAL_CONFIG if LOCAL_CONFIG.exists() else None
+    """Return the configuration that `rollmill up` wrote here: where its services listen; None if there is none."""
+    path = DATA_DIR / CONFIG_NAME
+    return path if path.exists() else None
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

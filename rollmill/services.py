@@ -11,7 +11,6 @@ elsewhere (a Kafka, an engine, a ClickHouse) is not started, and nothing waits f
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,16 +20,10 @@ from infra.broker.local import START_LIMIT_S, STOP_LIMIT_S
 from infra.config import Config, dump
 from infra.envhost.address import UNIX_PATH_BYTES
 from infra.loopback import HOST
-from rollmill import ports
+from rollmill import ports, toml
+from rollmill.paths import CONFIG_NAME, DATA_DIR, PORTS_NAME, RUN_NAME
 from rollmill.supervisor import Restart, Service
 from rollmill.supervisor.readiness import answers_http, answers_kafka, at_once, done, listens, says
-
-DATA_DIR = Path(".rollmill")
-"""Where a local system keeps its data, unless told otherwise."""
-
-CONFIG_NAME = "config.toml"
-PORTS_NAME = "ports.json"
-RUN_NAME = "run"
 
 MODEL_LIMIT_S = 180.0
 """Longest that an engine may take to load its model."""
@@ -40,6 +33,9 @@ JOIN_LIMIT_S = 60.0
 
 EXTRA_GRACE_S = 5.0
 """A service is given this much longer to end than it allows itself."""
+
+CONFIG_HEADING = "# Written by `rollmill up`: what its services, and the commands called beside them, use."
+"""First line of the settings' file."""
 
 OWNS_PARTITIONS = r": owns \d+ partitions"
 """What a worker logs when its group has given it its share."""
@@ -92,7 +88,7 @@ class LocalPlan:
         ports.keep(self.ports, self.data_dir / PORTS_NAME)
         part = self.config_path.with_suffix(".part")
         part.touch(mode=0o600)  # it may hold ClickHouse's password
-        part.write_text(_toml(self.config))
+        part.write_text(f"{CONFIG_HEADING}\n\n{toml.dumps(dump(self.config))}")
         part.replace(self.config_path)
 
 
@@ -236,13 +232,3 @@ def _stages(plan: LocalPlan, argv: Argv) -> tuple[Service, ...]:
 
 def _port(plan: LocalPlan, name: str) -> str:
     return str(plan.ports.get(name, 0))
-
-
-def _toml(config: Config) -> str:
-    """Return the configuration as TOML; its values are numbers and texts, which TOML writes as JSON does."""
-    lines = ["# Written by `rollmill up`: what its services, and the commands called beside them, use.", ""]
-    for section, values in dump(config).items():
-        lines.append(f"[{section}]")
-        lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
-        lines.append("")
-    return "\n".join(lines)

@@ -1,4 +1,7 @@
-"""A rollout as text for a person: turn by turn, with what was sampled marked, rewards and versions."""
+"""A rollout as text for a person: turn by turn, with what was sampled marked, and how it ended.
+
+It knows no task family: texts are shown as the tokenizer gives them.
+"""
 
 from __future__ import annotations
 

@@ -16,12 +16,16 @@ from infra.clock import Clock, wait_for
 from infra.errors import WaitTimeout
 from infra.wire import unpack
 from schemas.codec import DecodeError
-from schemas.decisions import GroupDropped, RunEnded, StepDecided, TrainerStarted, VersionPublished
+from schemas.decisions import Decision, GroupDropped, RunEnded, StepDecided, TrainerStarted, VersionPublished
 from schemas.telemetry import EventKind, Metrics, StageEvent, StageEvents
 from schemas.topics import DECISIONS, EVENTS, METRICS
 
 POLL_S = 0.25
+"""One poll lasts at most this long, and so does a look at the state, seconds."""
+
 BATCH = 500
+"""Most records of one poll."""
+
 _TOPICS = {topic.name: topic for topic in (DECISIONS, METRICS, EVENTS)}
 
 
@@ -120,18 +124,14 @@ class RunWatch:
                 if message.run == self._run and self._live(message, record.offset):
                     self._take_decision(message)
 
-    def _live(
-        self, decision: StepDecided | GroupDropped | VersionPublished | RunEnded | TrainerStarted, offset: int
-    ) -> bool:
+    def _live(self, decision: Decision, offset: int) -> bool:
         """Tell whether a decision counts: not that of a trainer which another one has replaced meanwhile."""
         if isinstance(decision, TrainerStarted):
             self._epoch = offset
             return True
         return self._epoch in {None, decision.epoch}
 
-    def _take_decision(
-        self, decision: StepDecided | GroupDropped | VersionPublished | RunEnded | TrainerStarted
-    ) -> None:
+    def _take_decision(self, decision: Decision) -> None:
         state = self.state
         match decision:
             case TrainerStarted():

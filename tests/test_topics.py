@@ -56,7 +56,6 @@ VERBS = {
     "_read": READ,
     "positions": READ,
     "_TOPICS": READ,
-    "STAGE_TOPICS": NEITHER,
     "begin_offsets": NEITHER,
     "end_offsets": NEITHER,
 }

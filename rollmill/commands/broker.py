@@ -15,6 +15,7 @@ from infra.config import Config
 from infra.connect import connected
 from infra.service import set_up_logging, until_stopped
 from rollmill import output
+from rollmill.paths import DATA_DIR
 from schemas.topics import TABLE
 
 WATCH_S = 1.0
@@ -24,7 +25,7 @@ data_option = click.option(
     "--data",
     "data_dir",
     type=click.Path(path_type=Path, file_okay=False),
-    default=Path(".rollmill/broker"),
+    default=DATA_DIR / "broker",
     show_default=True,
     help="Directory of the broker's data.",
 )

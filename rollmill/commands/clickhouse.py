@@ -9,13 +9,14 @@ import click
 from infra.errors import ConfigError
 from infra.service import set_up_logging
 from rollmill import output
+from rollmill.paths import DATA_DIR
 
 
 @click.command("clickhouse")
 @click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False),
-    default=Path(".rollmill/clickhouse"),
+    default=DATA_DIR / "clickhouse",
     show_default=True,
     help="Directory of the tables; one server at a time.",
 )
@@ -30,9 +31,7 @@ def command(data: Path, port: int, password: str) -> None:
     set_up_logging()
     data.mkdir(parents=True, exist_ok=True)
     try:
-        output.run(
-            serve(data, "127.0.0.1", port, password=password, ready=lambda url: click.echo(f"ClickHouse at {url}"))
-        )
+        output.run(serve(data, "127.0.0.1", port, password=password, ready=_say))
     except OSError as error:
         raise ConfigError(f"cannot listen on 127.0.0.1:{port}: {error.strerror}; choose another --port") from error
 

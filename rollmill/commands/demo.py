@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,8 @@ import click
 from infra.broker.errors import JavaNotFound, MavenNotFound
 from infra.errors import ConfigError
 from infra.service import set_up_logging
-from rollmill import output
+from rollmill import output, toml
+from rollmill.paths import DATA_DIR, RUN_NAME
 
 
 @click.command("demo")
@@ -23,7 +22,7 @@ from rollmill import output
 @click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False),
-    default=Path(".rollmill/demo"),
+    default=DATA_DIR / "demo",
     show_default=True,
     help="Everything of the demo is kept here; an earlier one there is removed.",
 )
@@ -72,7 +71,7 @@ def _prepare(seed: int, data: Path, recipe: Any) -> Any:
     from rollmill.demo.warmstart import make_model  # noqa: PLC0415 - imports torch
     from rollmill.supervisor import running  # noqa: PLC0415
 
-    if running(data / "run") is not None:
+    if running(data / RUN_NAME) is not None:
         raise ConfigError(f"a demo is running in {data}; stop it, or give another --data")
     if data.exists() and any(data.iterdir()) and not (data / "run.toml").exists():
         raise ConfigError(f"{data} is not empty and holds no demo; give another --data")
@@ -89,27 +88,8 @@ def _prepare(seed: int, data: Path, recipe: Any) -> Any:
         tables=data / "clickhouse",
     )
     make_model(story.base, seed)
-    story.run_toml.write_text(_toml(recipe.run_toml(run, seed, story.warm, data / "trainer")))
+    story.run_toml.write_text(toml.dumps(recipe.run_toml(run, seed, story.warm, data / "trainer")))
     return story
-
-
-def _toml(values: dict[str, Any]) -> str:
-    """Return nested values as TOML; plain values are written as JSON writes them, which TOML reads."""
-    plain = [f"{key} = {_inline(value)}" for key, value in values.items() if not isinstance(value, dict)]
-    sections = [
-        f"\n[{name}]\n" + "\n".join(f"{key} = {_inline(value)}" for key, value in section.items())
-        for name, section in values.items()
-        if isinstance(section, dict)
-    ]
-    text = "\n".join((*plain, *sections)) + "\n"
-    assert tomllib.loads(text) == values, "what is written must read back the same"
-    return text
-
-
-def _inline(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_inline(item)}" for key, item in value.items()) + " }"
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _show(result: dict[str, Any]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -60,16 +58,9 @@ async def _follow(run: str, config: Config) -> None:
         VllmClient(config.policy.url, model=config.policy.name) as client,
     ):
         control = ControlView(bus, clock)
-        await control.start()
-        reading = asyncio.create_task(control.follow())
         sync = WeightSync(control, client, clock, Publisher(bus, clock, "policy"), run=run)
-        try:
+        async with control.following():
             await until_stopped(sync.run())
-        finally:
-            reading.cancel()
-            with suppress(asyncio.CancelledError):
-                await reading
-            await control.close()
 
 
 def _say(url: str) -> None:

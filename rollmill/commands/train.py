@@ -13,7 +13,7 @@ from infra.clock import Clock, SystemClock
 from infra.config import Config
 from infra.connect import connected
 from infra.inference.model_digest import tokenizer_digest
-from infra.service import set_up_logging, until_stopped
+from infra.service import INTERRUPTED, set_up_logging, until_stopped
 from infra.wire import Publisher
 from producers.publish import ensure_manifest
 from producers.sources import describe
@@ -37,7 +37,7 @@ def command(run_toml: Path, resume: bool, run_overrides: tuple[str, ...], as_jso
     set_up_logging("WARNING" if as_json else "INFO")
     result = output.run(_train(load_config(run_toml, run_overrides), config, resume=resume))
     if result is None:
-        raise SystemExit(130)
+        raise SystemExit(INTERRUPTED)
     output.print_result(asdict(result), as_json, _show)
 
 

@@ -11,7 +11,8 @@ from infra.config import load
 from infra.errors import ConfigError
 from infra.service import set_up_logging
 from rollmill import output
-from rollmill.services import DATA_DIR, LocalPlan, local_services, make_plan
+from rollmill.paths import DATA_DIR
+from rollmill.services import LocalPlan, local_services, make_plan
 from rollmill.supervisor import Event, Supervisor, supervise
 
 DEBUG_MODEL = "debug-model"

@@ -32,7 +32,7 @@ T = TypeVar("T")
 REPLAYED = 10
 """Batches replayed at the end."""
 
-START_LIMIT_S = 120.0
+STEP_LIMIT_S = 120.0
 """Longest wait for a trainer step, seconds; a restart of the trainer is inside it."""
 
 KILLED_IN_FLIGHT = 16
@@ -184,7 +184,7 @@ async def _train(
         if kill:
             await _kill(machine, "run", watch, recipe.kill_run_after, kills, screen, busy=KILLED_IN_FLIGHT)
             await _kill(machine, "trainer", watch, recipe.kill_trainer_after, kills, screen)
-        limit_s = recipe.time_limit_s + START_LIMIT_S
+        limit_s = recipe.time_limit_s + STEP_LIMIT_S
         await watch.until(lambda state: state.ended is not None, "the end", limit_s)
     finally:
         for task in (following, showing):
@@ -206,7 +206,7 @@ async def _kill(
     def due(state: RunState) -> bool:
         return state.ended is not None or (state.step >= after and state.in_flight[service] >= busy)
 
-    await watch.until(due, f"step {after} with work in flight", START_LIMIT_S * after)
+    await watch.until(due, f"step {after} with work in flight", STEP_LIMIT_S * after)
     if watch.state.ended is not None:
         return
     in_flight, lags = watch.state.in_flight.total(), await stage_lags(machine.bus)

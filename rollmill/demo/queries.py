@@ -38,8 +38,8 @@ QUESTIONS = (
     ),
     Question(
         text="where does the time of a sample go?",
-        sql="SELECT stage, kind, count() AS times, quantile(0.5)(waited_ms) AS waited_ms, "
-        "quantile(0.5)(took_ms) AS took_ms, quantile(0.99)(took_ms) AS p99_ms FROM events WHERE run = '{run}' "
+        sql="SELECT stage, kind, count() AS times, quantile(0.5)(waited_ms) AS median_wait_ms, "
+        "quantile(0.5)(took_ms) AS median_ms, quantile(0.99)(took_ms) AS p99_ms FROM events WHERE run = '{run}' "
         "GROUP BY stage, kind ORDER BY stage, kind",
     ),
 )

@@ -6,7 +6,8 @@ ServiceError
     |-- ServiceDied      a service ended that should not have
     |-- CrashLoop        a service died too often in a row
     |-- NotReady         a service runs but did not become ready in time
-    `-- NotBack          a service that died was not ready again in time
+    |-- NotBack          a service that died was not ready again in time
+    `-- NotStopped       a process did not end, not even when killed
 """
 
 from __future__ import annotations
