@@ -7,7 +7,7 @@ UV := $(BIN)/uv
 UV_VERSION := 0.13.9
 STAMP := $(VENV)/.ready
 
-.PHONY: demo test test-full check setup lock clean
+.PHONY: demo test test-full check setup jars lock clean
 
 setup: $(STAMP) jars  ## virtual environment, locked dependencies, Kafka's jars
 

@@ -72,6 +72,7 @@ class Worker:
         self._limits = limits
         self._progress: dict[TopicPartition, Progress] = {}
         self._jobs: dict[asyncio.Task[None], tuple[Record, Progress]] = {}
+        self._sleeping: set[asyncio.Task[Any]] = set()
         self._stopping = asyncio.Event()
         self._slot_free = asyncio.Event()
         self._broken: BaseException | None = None
@@ -129,8 +130,7 @@ class Worker:
     async def _work(self, record: Record) -> None:
         topic = self._sources[record.topic]
         if topic.delay_ms:
-            due_ms = record.timestamp_ms + topic.delay_ms
-            await self._clock.sleep(max(0, due_ms - self._clock.now_ms()) / 1000)
+            await self._until(record.timestamp_ms + topic.delay_ms)
         try:
             received = await unpack(topic, record)
         except DecodeError as error:
@@ -144,6 +144,16 @@ class Worker:
             # A task at the log's own limit cannot be sent on; the reaper ends its sample.
             log.warning("%s: %s:%d to dead, it cannot be passed on: %s", self._stage, record.tp, record.offset, error)
             await bury(self._bus, self._clock, record, stage=self._stage, cause=str(error))
+
+    async def _until(self, due_ms: int) -> None:
+        """Sleep until a record of a retry tier is due; a stop does not wait for that."""
+        job = asyncio.current_task()
+        assert job is not None, "called from a job"
+        self._sleeping.add(job)
+        try:
+            await self._clock.sleep(max(0, due_ms - self._clock.now_ms()) / 1000)
+        finally:
+            self._sleeping.discard(job)
 
     async def _publish(self, record: Record, result: Result) -> None:
         output = result.output
@@ -200,6 +210,8 @@ class Worker:
             self._progress.pop(tp, None)
 
     async def _drain(self) -> None:
+        for job in self._sleeping:
+            job.cancel()
         if self._jobs and self._broken is None:
             await asyncio.wait(list(self._jobs), timeout=self._limits.drain_s)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from producers.sources import describe
 from rollmill import output
 from schemas.control import RunManifest
 from schemas.transcript import Sampling
+from stages.handlers.registry import handler
 from trainer.config import RunConfig, load_config
 from trainer.loop import RunResult
 from trainer.loop import run as run_trainer
@@ -72,10 +74,22 @@ async def with_manifest(run: RunConfig, bus: Bus, clock: Clock) -> RunConfig:
         max_sampled_tokens=tasks.max_sampled_tokens,
         sampling=Sampling(temperature=run.algorithm.temperature, max_tokens=tasks.max_tokens),
         paced=True,
-        extra={"tokenizer_digest": tokenizer_digest(run.model), "model": str(run.model)},
+        extra=_digests(run, tasks.family),
     )
     manifest = await ensure_manifest(bus, clock, Publisher(bus, clock, "trainer"), wanted)
     return run.model_copy(update={"start": manifest.trajectories_start})
+
+
+def _digests(run: RunConfig, family: str | None) -> dict[str, str]:
+    """Return what names code, model and prompt, for the record."""
+    found = {
+        "code": version("rollmill"),
+        "model": str(run.model),
+        "tokenizer_digest": tokenizer_digest(run.model),
+    }
+    if family is not None:
+        found["prompt_version"] = handler(family).prompt_version
+    return found
 
 
 class _StepLines:

@@ -25,9 +25,11 @@ class Engine(ScriptedPolicy):
         super().__init__(lambda prompt, seed: [5, 6], **changes)
         self.asked = 0
         self.away = False
+        self.silent_s = 0.0
 
     async def info(self):
         self.asked += 1
+        await self._clock.sleep(self.silent_s)
         if self.away:
             raise PolicyUnreachable("connection refused")
         return await super().info()
@@ -142,9 +144,9 @@ async def test_a_version_that_does_not_come_is_an_engine_failure(clock):
 
 
 async def test_all_that_wait_for_an_engine_that_is_away_give_up_in_time(clock):
-    """One after another they would wait for hours."""
-    engine = Engine()
-    engine.away = True
+    """One after another they would wait for hours: each question may take seconds to fail."""
+    engine = Engine(clock=clock)
+    engine.away, engine.silent_s = True, 5.0
     policy = PatientPolicy(engine, clock, wait_s=30)
     waiting = [asyncio.create_task(policy.info()) for _ in range(50)]
     await settle(200)

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from infra.bus import TopicPartition
 from infra.clock import SystemClock
 from infra.errors import BusError, Failure
 from infra.memory import MemoryBus
@@ -15,6 +16,7 @@ from infra.worker import Limits
 from schemas.messages import Episode, Task
 from schemas.outcome import Boundary, Failed, FailureKind
 from schemas.topics import DEAD, EPISODES, INIT_RETRY_5S, TABLE, TASKS, TRAJECTORIES
+from tests.fast_clock import FastClock
 from tests.logs import make_task, read_all, wait_until
 
 CLOCK = SystemClock()
@@ -30,9 +32,9 @@ async def bus():
     await bus.close()
 
 
-def member(bus, handle, *, limits=LIMITS):
+def member(bus, handle, *, limits=LIMITS, clock=CLOCK):
     stage = Stage(name="init", sources=(TASKS, INIT_RETRY_5S), sink=EPISODES, handle=handle)
-    return Member(stage, bus, CLOCK, worker="init-test", limits=limits, first=True)
+    return Member(stage, bus, clock, worker="init-test", limits=limits, first=True)
 
 
 async def opened(task: Task) -> Done[Episode]:
@@ -136,22 +138,28 @@ async def test_an_output_is_settled_after_it_is_in_the_log(bus):
     assert [1] == found
 
 
-async def test_a_failure_of_the_system_is_tried_again_and_then_ends_as_failed(bus):
-    """Three attempts, then a terminal record with the cause and no reward."""
-    attempts = []
+async def test_a_failure_of_the_system_is_tried_again_and_then_ends_as_failed():
+    """Three attempts, 5 s apart, then a terminal record with the cause and no reward."""
+    clock, attempts = FastClock(), []
+    bus = MemoryBus(clock)
+    await bus.create_topics(TABLE)
 
     async def handle(task):
         attempts.append(task.attempt)
         raise Failure(FailureKind.INFRASTRUCTURE, Boundary.ENVIRONMENT, "the host burns")
 
-    worker = member(bus, handle)
+    worker = member(bus, handle, clock=clock)
     await publish(bus, 1)
     running = asyncio.create_task(worker.run())
-    await wait_until(lambda: len(attempts), 2, limit_s=8)
+    await wait_until(lambda: len(attempts), 3)
     await stopped(worker, running)
     retries = [(await unpack(INIT_RETRY_5S, record)).message for record in await read_all(bus, INIT_RETRY_5S)]
+    (record,) = await read_all(bus, TRAJECTORIES)
+    trajectory = (await unpack(TRAJECTORIES, record)).message
 
-    assert [1, 2] == [task.attempt for task in retries]
+    assert ([0, 1, 2], [1, 2]) == (attempts, [task.attempt for task in retries])
+    assert (2, "the host burns") == (trajectory.task.attempt, trajectory.outcome.cause)
+    assert clock.monotonic() >= 2 * INIT_RETRY_5S.delay_ms / 1000
 
 
 async def test_a_failure_that_would_repeat_ends_the_sample_at_once(bus):
@@ -242,3 +250,64 @@ async def test_a_log_that_refuses_ends_the_worker_and_commits_nothing(bus):
         await asyncio.wait_for(worker.run(), 5)
 
     assert await committed(refusing) == 0
+
+
+async def test_the_work_of_a_lost_partition_is_cancelled_and_another_member_does_it(bus):
+    """At once: what it would still do could only be thrown away."""
+    never, cancelled, done = asyncio.Event(), [], []
+
+    async def stuck(task):
+        try:
+            await never.wait()
+        except asyncio.CancelledError:
+            cancelled.append(task.sample)
+            raise
+
+    async def does(task):
+        done.append(task.sample)
+        return await opened(task)
+
+    first, second = member(bus, stuck, limits=Limits(poll_s=0.02, commit_every_s=0.02, drain_s=0)), member(bus, does)
+    await publish(bus, 32)
+    running = [asyncio.create_task(first.run())]
+    await wait_until(lambda: first._worker.in_flight, 32)
+    running.append(asyncio.create_task(second.run()))
+    await wait_until(lambda: len(cancelled), 1)
+    lost = list(cancelled)
+    await wait_until(lambda: len(done), len(lost))
+    moved, kept = set(done), first._worker.in_flight
+    await stopped(first, running[0])
+    await wait_until(lambda: committed(bus), 32)
+    await stopped(second, running[1])
+
+    assert (set(lost), 32 - len(lost)) == (moved, kept)
+    assert list(range(32)) == sorted(done)
+
+
+async def test_a_record_that_a_rebalance_hands_out_again_is_not_worked_on_twice(bus):
+    """A partition that stays goes back to its committed offset; what is in work or done there is known."""
+    gate, seen = asyncio.Event(), []
+
+    async def handle(task):
+        seen.append(task.sample)
+        if task.sample == 0:
+            await gate.wait()
+        return await opened(task)
+
+    worker = member(bus, handle)
+    publisher = Publisher(bus, CLOCK, "test")
+    for sample in range(4):
+        await publisher.publish(TASKS, make_task(sample=sample, samples=4), partition=0)
+    running = asyncio.create_task(worker.run())
+    await wait_until(lambda: len(seen), 4)
+    guest = await bus.join([TASKS.name], "init")
+    assert TopicPartition(TASKS.name, 0) not in guest.assignment()
+    await publisher.publish(TASKS, make_task(sample=4, samples=5), partition=0)
+    await wait_until(lambda: len(seen), 5)
+    gate.set()
+    await guest.close()
+    await wait_until(lambda: committed(bus), 5)
+    await stopped(worker, running)
+
+    assert list(range(5)) == seen
+    assert 5 == len(await episodes(bus))

@@ -81,6 +81,9 @@ def test_an_episode_ends_when_the_environment_says_so(renderer):
     assert Stop(StopReason.DONE) == episode.observed(Action(text="go", name="go"), "", 14, done=True)
     record = checked(episode)
     assert longer[: len(prompt) + 3].tolist() == [*prompt.tolist(), GO, NORTH, END_ID]
+    assert (
+        longer.tolist() == renderer.opening([*OPENING, {"role": "assistant", "content": "go north"}, *OPENING]).tolist()
+    )
     assert [("go", True, 10, 11, 12), ("go", True, 12, 13, 14)] == [
         (turn.action, turn.valid, turn.began_ms, turn.generated_ms, turn.ended_ms) for turn in record.turns
     ]
