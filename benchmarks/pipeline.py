@@ -34,6 +34,8 @@ from infra.config import Config
 from schemas.topics import EPISODES, TRAJECTORIES
 
 SEED = 20_250_301
+"""Of the waits; each round adds its number."""
+
 SIGMA = 1.0
 """Of the logarithm of a wait: the longest of 400 would be about twenty times the median."""
 
@@ -44,7 +46,10 @@ LONGEST_S = 4.0
 """Waits are cut off here, so that a round ends."""
 
 SKEWED_TOKENS = 1024
+"""Tokens of the transcript of a job with waits."""
+
 NO_OP_TOKENS = 32
+"""Tokens of the transcript of a job that does nothing."""
 
 LIMIT_S = 120.0
 """Longest wait for the outcomes of a round."""

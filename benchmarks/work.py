@@ -18,14 +18,15 @@ from infra.wire import Publisher, unpack
 from schemas.identity import group_id, payload_digest
 from schemas.message import Message
 from schemas.messages import Task
-from schemas.topics import TASKS, Topic
+from schemas.topics import HOUR_MS, TASKS, Topic
 
 M = TypeVar("M", bound=Message)
 
-HOUR_MS = 3_600_000
-
 POLL_S = 0.1
+"""One poll lasts at most this long, seconds."""
+
 POLL_RECORDS = 1000
+"""Most records of one poll."""
 
 
 def make_tasks(run: str, payloads: Sequence[dict[str, Any]], *, family: str) -> list[Task]:

@@ -19,10 +19,16 @@ from schemas.diagram import flowchart, table
 from schemas.wire_page import wire_page
 
 ROOT = Path(__file__).parent.parent
+"""Of the repository."""
+
 PAGES = ("README.md", "ARCHITECTURE.md", "docs/wire.md")
+"""Pages with generated parts."""
+
 TASK_BYTES = ROOT / "tests" / "golden" / "v1" / "rollmill.task.msgpack"
+"""The golden task, which the wire page shows."""
 
 PART = re.compile(r"(<!-- generated: (?P<name>\S+).*? -->\n)(?P<body>.*?)(<!-- end: (?P=name) -->)", re.DOTALL)
+"""A generated part with its markers."""
 
 
 def flow() -> str:

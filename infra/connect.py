@@ -1,4 +1,7 @@
-"""Opens the log that the configuration names, and checks its topics: what every service does first."""
+"""Opens the log that the configuration names, and checks its topics: what every service does first.
+
+The one place that decides which log a service runs on; everything behind it knows `infra.bus.Bus` alone.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,10 @@ from schemas.topics import TASKS, TRAJECTORIES, Topic
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5
+"""One poll lasts at most this long, seconds: so late may an end be."""
+
 BATCH = 1_000
+"""Most records of one poll."""
 
 
 class OpenSamples:

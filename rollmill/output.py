@@ -1,4 +1,8 @@
-"""How commands print: a table for a person, or one JSON object last on standard output with `--json`."""
+"""What commands share: their options, how they run, and how they print.
+
+A result is a table for a person, or with `--json` one JSON object last on standard output; whatever else is said goes
+to standard error. No command is known here.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,10 @@ from rollmill.paths import CONFIG_NAME, DATA_DIR
 T = TypeVar("T")
 
 console = Console()
+"""For results."""
+
 errors = Console(stderr=True)
+"""For what is said beside them."""
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,7 @@
-"""Where a local system keeps its things, below the current directory unless told otherwise."""
+"""Where a local system keeps its things, below the current directory unless told otherwise.
+
+Names alone, so that a command may know them without knowing the services.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where ClickHouse is, from the configuration."""
+"""Where ClickHouse is, from the configuration: `infra/clickhouse` does not know it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The digest of a batch: what makes two trainer steps the same step."""
+"""The digest of a batch: what makes two trainer steps the same step.
+
+The same members in the same order, each with the same bytes, place and shaped reward; epoch, time and weights do not
+count. Which samples make a batch is decided in `trainer/groups.py`.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ placed by us and one placed by a Java producer with the same key meet in the sam
 
 from __future__ import annotations
 
+# Kafka's seed, and the constants of murmur2 (Austin Appleby).
 _SEED = 0x9747B28C
 _M = 0x5BD1E995
 _R = 24

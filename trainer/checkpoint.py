@@ -30,8 +30,13 @@ from trainer.weights import WEIGHTS_FILE, sync_directory, write_durably
 log = logging.getLogger(__name__)
 
 OPTIMIZER_FILE = "optimizer.pt"
+"""Optimizer and random state."""
+
 STATE_FILE = "state.json"
+"""What is decided."""
+
 MANIFEST_FILE = "files.json"
+"""SHA-256 of the others; written last."""
 
 _NAME = re.compile(r"(\d+)-(\d+)")
 

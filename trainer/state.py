@@ -1,4 +1,8 @@
-"""What a trainer has decided when it writes a checkpoint; the bodies of records stay in the log."""
+"""What a trainer has decided when it writes a checkpoint; the bodies of records stay in the log.
+
+With the log from `assembler.low` on, another trainer goes on exactly here. Weights and optimizer lie beside it in the
+checkpoint and are not known here.
+"""
 
 from __future__ import annotations
 

@@ -38,6 +38,7 @@ SHUTDOWN_S = 2.0
 """Requests in flight at a stop may end within this many seconds."""
 
 MSGPACK = "application/msgpack"
+"""Content type of every answer."""
 
 R = TypeVar("R", bound=Part)
 

@@ -1,4 +1,8 @@
-"""Says what happens to each sample in a stage: started, and how it ended."""
+"""Says what happens to each sample in a stage: started, and how it ended.
+
+The outermost middleware, so that it sees what the others made of a failure. How events reach the log is
+`infra/events.py`; work that is cancelled, by a stop or a rebalance, has no end here: whoever takes it over has.
+"""
 
 from __future__ import annotations
 

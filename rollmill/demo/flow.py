@@ -1,4 +1,10 @@
-"""The demo's story, from an untrained model to a replayed run; every number in its result was measured on the way."""
+"""The demo's story, from an untrained model to a replayed run; every number in its result was measured on the way.
+
+    warm start (while the services start) -> measure -> train, with two kills -> measure -> replay -> prove the books
+
+It is the same on every `Machine`, and a service that fails for good ends it at once. What the numbers should be is
+`recipe.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""All services as tasks on one event loop, on the in-memory log: the same code, nothing durable."""
+"""All services as tasks on one event loop, on the in-memory log: the same code, nothing durable.
+
+There is no ClickHouse and no process here: samples are placed by `rollmill/ledger.py`, and nothing can be killed.
+"""
 
 from __future__ import annotations
 

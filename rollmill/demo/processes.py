@@ -1,4 +1,7 @@
-"""One process per service, on a real Kafka: what `rollmill up` runs, and training beside it."""
+"""One process per service, on a real Kafka: what `rollmill up` runs, and training beside it.
+
+What is killed is restarted by the supervisor as in any local system; nothing here helps it to recover.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Every number of the demo, found by measuring over several seeds; none of them is read from the outcome."""
+"""Every number of the demo, found by measuring over several seeds; none of them is read from the outcome.
+
+A number that a run needs goes into its RUN.toml from here, so that the run could be trained without the demo.
+"""
 
 from __future__ import annotations
 

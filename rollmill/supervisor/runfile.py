@@ -22,7 +22,10 @@ from infra.broker.pidfile import identity_of
 from rollmill.supervisor.errors import AlreadyRunning
 
 LOCK_NAME = "supervisor.lock"
+"""Held by whoever supervises the directory."""
+
 STATE_NAME = "supervisor.json"
+"""Says what is supervised."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,6 +51,10 @@ async def episodes(bus):
     return [(await unpack(EPISODES, record)).message for record in await read_all(bus, EPISODES)]
 
 
+async def count(bus, topic):
+    return len(await read_all(bus, topic))
+
+
 async def committed(bus):
     return sum(progress.offset for progress in (await bus.committed("init", TASKS.name)).values())
 
@@ -311,3 +315,14 @@ async def test_a_record_that_a_rebalance_hands_out_again_is_not_worked_on_twice(
 
     assert list(range(5)) == seen
     assert 5 == len(await episodes(bus))
+
+
+async def test_what_ended_is_committed_before_the_worker_leaves(bus):
+    """A stop repeats nothing, however seldom progress is committed on the way."""
+    worker = member(bus, opened, limits=Limits(poll_s=0.02, commit_every_s=3600, drain_s=1.0))
+    await publish(bus, 5)
+    running = asyncio.create_task(worker.run())
+    await wait_until(lambda: count(bus, EPISODES), 5)
+    await stopped(worker, running)
+
+    assert await committed(bus) == 5
