@@ -33,7 +33,11 @@ BATCH = 1_000
 
 
 class OpenSamples:
-    """Admitted samples without a terminal record, ordered by when they are given up. Pure."""
+    """Admitted samples without a terminal record, ordered by when they are given up. Pure.
+
+    An end is remembered until the sample would have been given up, since its task may be read later than its outcome;
+    after that it is forgotten, so memory follows what is on its way and not the length of the run.
+    """
 
     def __init__(self) -> None:
         self._open: dict[SampleId, Task] = {}
@@ -43,6 +47,11 @@ class OpenSamples:
     def __len__(self) -> int:
         return len(self._open)
 
+    @property
+    def remembered(self) -> int:
+        """Ended samples that are still remembered."""
+        return len(self._ended)
+
     def admit(self, task: Task) -> None:
         """Take a task; one that was published again, or has ended, changes nothing."""
         if task.id in self._open or task.id in self._ended:
@@ -50,16 +59,19 @@ class OpenSamples:
         self._open[task.id] = task
         heapq.heappush(self._due, (reap_at_ms(task), task.id))
 
-    def end(self, sample: SampleId) -> None:
-        """Take a terminal record, also of a sample whose task was not read yet."""
-        self._ended.add(sample)
-        self._open.pop(sample, None)
+    def end(self, task: Task) -> None:
+        """Take the task of a terminal record, also of a sample whose own task was not read yet."""
+        if task.id not in self._ended and task.id not in self._open:
+            heapq.heappush(self._due, (reap_at_ms(task), task.id))
+        self._ended.add(task.id)
+        self._open.pop(task.id, None)
 
     def overdue(self, now_ms: int) -> list[Task]:
         """Return the samples to give up; they stay open until their terminal record is read."""
         found = []
         while self._due and self._due[0][0] <= now_ms:
             _, sample = heapq.heappop(self._due)
+            self._ended.discard(sample)
             if sample in self._open:
                 found.append(self._open[sample])
         return found
@@ -78,7 +90,8 @@ class Reaper:
         """Reap until cancelled."""
         tasks, trajectories = await self._from_start(TASKS), await self._from_start(TRAJECTORIES)
         try:
-            await self._catch_up(trajectories)
+            await self._catch_up(TRAJECTORIES, trajectories)
+            await self._catch_up(TASKS, tasks)
             while True:
                 await asyncio.gather(self._read(tasks), self._read(trajectories))
                 await self.reap()
@@ -95,11 +108,11 @@ class Reaper:
             log.warning("%d samples expired without an outcome", len(overdue))
         return len(overdue)
 
-    async def _catch_up(self, trajectories: Reader) -> None:
-        """Read the outcomes that are there already, so that no ended sample looks overdue."""
-        for partition, end in (await self._bus.end_offsets(TRAJECTORIES.name)).items():
-            while trajectories.position(TopicPartition(TRAJECTORIES.name, partition)) < end:
-                await self._read(trajectories)
+    async def _catch_up(self, topic: Topic[Any], reader: Reader) -> None:
+        """Read what is there already, outcomes first, so that no ended sample looks overdue."""
+        for partition, end in (await self._bus.end_offsets(topic.name)).items():
+            while reader.position(TopicPartition(topic.name, partition)) < end:
+                await self._read(reader)
 
     async def _from_start(self, topic: Topic[Any]) -> Reader:
         begin = await self._bus.begin_offsets(topic.name)
@@ -116,4 +129,4 @@ class Reaper:
         if record.topic == TASKS.name:
             self._samples.admit((await unpack(TASKS, record)).message)
         else:
-            self._samples.end((await unpack(TRAJECTORIES, record)).message.task.id)
+            self._samples.end((await unpack(TRAJECTORIES, record)).message.task)

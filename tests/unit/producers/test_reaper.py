@@ -52,7 +52,7 @@ def test_a_sample_is_given_up_once_and_only_when_it_is_open_and_overdue(operatio
             if sample not in ended:
                 due.setdefault(sample, reap_at_ms(task))
         elif what == "end":
-            samples.end(make_task(sample=sample).id)
+            samples.end(make_task(sample=sample))
             ended.add(sample)
             due.pop(sample, None)
         else:
@@ -62,6 +62,19 @@ def test_a_sample_is_given_up_once_and_only_when_it_is_open_and_overdue(operatio
             )
             given_up.update(found)
         assert len(samples) == len(due)
+
+
+def test_an_end_is_forgotten_once_the_sample_would_have_been_given_up():
+    """Memory follows what is on its way: a run of any length needs no more."""
+    samples = OpenSamples()
+    for sample in range(10):
+        task = open_task(sample, sample * 1_000)
+        samples.end(task)
+        samples.admit(task)
+
+    assert (0, 10) == (len(samples), samples.remembered)
+    assert [] == samples.overdue(reap_at_ms(open_task(4, 4_000)))
+    assert 5 == samples.remembered
 
 
 def test_a_samples_time_is_its_start_limit_all_budgets_and_a_grace():
