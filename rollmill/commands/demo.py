@@ -52,17 +52,17 @@ async def _demo(seed: int, bus: str, bootstrap: str | None, data: Path, *, kill:
         story = _prepare(seed, data, recipe)
         machine: Machine
         if bus == "memory":
-            machine = MemoryMachine(story.base)
+            machine = MemoryMachine(story.served)
         else:
             machine = ProcessMachine(
-                data, story.base, story.run_toml, story.run, bootstrap=bootstrap, say=screen.service
+                data, story.served, story.run_toml, story.run, bootstrap=bootstrap, say=screen.service
             )
         try:
             return await tell(machine, story, recipe, screen, kill=kill)
         except (JavaNotFound, MavenNotFound) as error:
             screen.say(f"[bold red]no Kafka on this machine:[/] {error}")
             screen.say("[bold red]going on in memory, in one process: nothing is durable, nothing can be killed[/]")
-            return await tell(MemoryMachine(story.base), _prepare(seed, data, recipe), recipe, screen, kill=False)
+            return await tell(MemoryMachine(story.served), _prepare(seed, data, recipe), recipe, screen, kill=False)
 
 
 def _prepare(seed: int, data: Path, recipe: Any) -> Any:
@@ -82,12 +82,14 @@ def _prepare(seed: int, data: Path, recipe: Any) -> Any:
         run=run,
         seed=seed,
         base=data / "base",
+        served=data / "served",
         warm=data / "warm",
         run_toml=data / "run.toml",
         chart=data / "demo.png",
         tables=data / "clickhouse",
     )
     make_model(story.base, seed)
+    story.served.symlink_to(story.base, target_is_directory=True)
     story.run_toml.write_text(toml.dumps(recipe.run_toml(run, seed, story.warm, data / "trainer")))
     return story
 

@@ -72,6 +72,8 @@ class Story:
     """Seed of everything."""
     base: Path
     """The untrained model."""
+    served: Path
+    """Link to the model that the policy starts with: the untrained one, then the warm-started one."""
     warm: Path
     """The warm-started model."""
     run_toml: Path
@@ -111,6 +113,7 @@ async def _play(
     machine: Machine, story: Story, recipe: Recipe, screen: Screen, *, kill: bool
 ) -> tuple[dict[str, Any], dict[str, Score], dict[str, Score], RunState]:
     """Evaluate, train, evaluate, replay, check."""
+    _serve(story.served, story.warm)
     await machine.load(story.warm)
     before = await _measure(machine, story, recipe, screen, "before")
     _require_fit(before["sampled"], recipe)
@@ -145,6 +148,13 @@ async def _warm_start(story: Story, recipe: Recipe, screen: Screen) -> None:
 
     result = await asyncio.to_thread(warm, story.base, story.warm, recipe, story.seed, on_step)
     screen.say(f"warm start done: loss {result.first_loss:.2f} -> {result.last_loss:.2f} in {result.steps} steps")
+
+
+def _serve(link: Path, model: Path) -> None:
+    """Let the link name a model: a policy that dies must not come back with the weights of before."""
+    fresh = link.with_suffix(".new")
+    fresh.symlink_to(model, target_is_directory=True)
+    fresh.replace(link)
 
 
 async def _measure(machine: Machine, story: Story, recipe: Recipe, screen: Screen, when: str) -> dict[str, Score]:
