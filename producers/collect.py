@@ -6,12 +6,13 @@ and commits nothing: reading again gives the same outcomes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Final
 
-from infra.bus import Bus, Record, TopicPartition
+from infra.bus import Bus, Reader, Record, TopicPartition
 from infra.clock import Clock
-from infra.errors import WaitTimeout
+from infra.errors import BusError, OffsetLost, WaitTimeout
 from infra.wire import unpack
 from schemas.arbiter import Arbiter, Ruling
 from schemas.codec import DecodeError
@@ -25,6 +26,11 @@ POLL_S: Final = 0.5
 
 BATCH: Final = 500
 """Most records of one poll."""
+
+AWAY_S: Final = 1.0
+"""Pause before a log that is away is read again, seconds."""
+
+log = logging.getLogger(__name__)
 
 
 async def outcomes(
@@ -52,7 +58,7 @@ async def outcomes(
                     f"waited {limit_s:g} s for {samples} outcomes of run {manifest.run!r}, {len(found)} came; "
                     f"`rollmill status` shows which stage is behind"
                 )
-            for record in await reader.poll(BATCH, POLL_S):
+            for record in await _poll(reader, clock):
                 trajectory = await _accepted(record, manifest.run, arbiter)
                 if trajectory is not None:
                     found.append(trajectory)
@@ -60,6 +66,18 @@ async def outcomes(
     finally:
         await reader.close()
     return found
+
+
+async def _poll(reader: Reader, clock: Clock) -> list[Record]:
+    """Read on, or nothing while the log is away: the caller's limit covers a broker's restart."""
+    try:
+        return await reader.poll(BATCH, POLL_S)
+    except OffsetLost:
+        raise  # waiting brings nothing back
+    except BusError as error:
+        log.info("the log is away, outcomes are waited for: %s", error)
+        await clock.sleep(AWAY_S)
+        return []
 
 
 async def _accepted(record: Record, run: str, arbiter: Arbiter) -> Trajectory | None:

@@ -7,13 +7,14 @@ nothing. What it shows is what any consumer of these topics can show.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from infra.bus import Bus, Reader, Record, TopicPartition
 from infra.clock import Clock, wait_for
-from infra.errors import WaitTimeout
+from infra.errors import BusError, OffsetLost, WaitTimeout
 from infra.wire import unpack
 from schemas.codec import DecodeError
 from schemas.decisions import Decision, GroupDropped, RunEnded, StepDecided, TrainerStarted, VersionPublished
@@ -25,6 +26,11 @@ POLL_S = 0.25
 
 BATCH = 500
 """Most records of one poll."""
+
+AWAY_S = 1.0
+"""Pause before a log that is away is read again, seconds."""
+
+log = logging.getLogger(__name__)
 
 _TOPICS = {topic.name: topic for topic in (DECISIONS, METRICS, EVENTS)}
 
@@ -89,7 +95,16 @@ class RunWatch:
         assert self._reader is not None, "start the watch before following"
         try:
             while True:
-                for record in await self._reader.poll(BATCH, POLL_S):
+                try:
+                    records = await self._reader.poll(BATCH, POLL_S)
+                except OffsetLost:
+                    raise  # waiting brings nothing back
+                except BusError as error:
+                    # The services wait a broker's restart out, and so does whoever watches them.
+                    log.info("the log is away, the watch goes on: %s", error)
+                    await self._clock.sleep(AWAY_S)
+                    continue
+                for record in records:
                     await self._take(record)
                 self._changed.set()
         finally:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from infra.errors import RollmillError
+from infra.errors import BusError, RollmillError
 from rollmill.demo.baselines import baseline
 from rollmill.demo.chart import draw
 from rollmill.demo.evaluation import Score, Suite, evaluate
@@ -242,7 +242,12 @@ async def _show_figures(machine: Machine, watch: RunWatch, recipe: Recipe, scree
     began = machine.clock.monotonic()
     while True:
         left_s = recipe.time_limit_s - (machine.clock.monotonic() - began)
-        screen.training(watch.state, await stage_lags(machine.bus), max_steps=recipe.max_steps, left_s=left_s)
+        try:
+            lags = await stage_lags(machine.bus)
+        except BusError as error:
+            screen.say(f"[yellow]the log does not answer, its services wait:[/] {error}")
+        else:
+            screen.training(watch.state, lags, max_steps=recipe.max_steps, left_s=left_s)
         await machine.clock.sleep(SHOW_EVERY_S)
 
 
