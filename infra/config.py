@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from infra.errors import ConfigError
 from infra.worker import Limits
@@ -35,6 +35,15 @@ class BusConfig(Section):
     prefix: str = Field(DEFAULT_PREFIX, description="Put before every topic name.")
     session_timeout_s: float = Field(10.0, gt=0, description="A member that is silent this long loses its partitions.")
     heartbeat_s: float = Field(1.0, gt=0, description="Members say that they are alive this often.")
+
+    @field_validator("bootstrap")
+    @classmethod
+    def _addresses(cls, value: str) -> str:
+        for address in value.split(","):
+            host, colon, port = address.strip().rpartition(":")
+            if not (host and colon and port.isdigit()):
+                raise ValueError(f"{address!r} is no address; expected host:port, or several with commas between")
+        return value
 
 
 class PolicyConfig(Section):

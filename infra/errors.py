@@ -17,13 +17,18 @@ by name, or a comment says why not. An error says what was tried, what was found
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from schemas.outcome import Boundary, Failed, FailureKind
 
 CAUSE_CHARS = 2_000
 """Longest cause that a failure keeps: it travels in a record and in an event, which have limits."""
+
+log = logging.getLogger(__name__)
 
 
 class RollmillError(Exception):
@@ -90,5 +95,13 @@ def boundary(where: Boundary, kind: FailureKind) -> Iterator[None]:
         yield
     except Failure:
         raise
-    except Exception as error:
-        raise Failure(kind, where, f"{type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:  # a library may call sys.exit: that must not end our process
+        # Whoever wrote the handler needs the trace; the record keeps the place where it was raised.
+        log.warning("%s raised", where.value, exc_info=error)
+        raise Failure(kind, where, f"{type(error).__name__}: {error}{_place_of(error)}") from error
+
+
+def _place_of(error: BaseException) -> str:
+    """Return the innermost place of an error, for a person."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""

@@ -17,7 +17,7 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka import TopicPartition as KafkaPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, KafkaTimeoutError
 
 from infra.bus import Committed, TopicPartition
 from infra.errors import BusError
@@ -101,7 +101,10 @@ class KafkaLink:
             async with asyncio.timeout(limit_s):
                 yield
         except TimeoutError as error:
-            raise BusError(f"{doing}: no answer from {self.bootstrap} in {limit_s:g} s") from error
+            raise BusError(
+                f"{doing}: no answer from {self.bootstrap or 'an empty address'} in {limit_s:g} s; "
+                "start one with `rollmill up` or `rollmill broker start`, or set bus.bootstrap"
+            ) from error
         except KafkaError as error:
             raise BusError(f"{doing} at {self.bootstrap}: {type(error).__name__}: {error}") from error
 
@@ -155,7 +158,8 @@ class KafkaLink:
             try:
                 return await ask()
             except KafkaError as error:
-                if not error.retriable:
+                # The client's own patience ended (a broker restarts); its error says not retriable, and is wrong.
+                if not error.retriable and not isinstance(error, KafkaTimeoutError):
                     raise
                 await asyncio.sleep(_RETRY_S)
 

@@ -16,6 +16,7 @@ import msgspec
 
 from infra.errors import ConfigError
 from producers.source import Instance
+from schemas.codec import MAX_DEPTH, check_plain
 from schemas.identity import canonical
 
 PAYLOAD_BYTES = 512 * 1024
@@ -105,6 +106,9 @@ class JsonlSource:
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 self.bad.append(BadLine(number, str(error)))
                 continue
+            except RecursionError:
+                self.bad.append(BadLine(number, f"nested over {MAX_DEPTH} deep - at `$`"))
+                continue
             problem = self._problem(line)
             if problem:
                 self.bad.append(BadLine(number, problem))
@@ -116,6 +120,7 @@ class JsonlSource:
             known = ", ".join(sorted(self._known))
             return f"unknown family {line.family!r} - at `$.family`; known: {known}"
         try:
+            check_plain({"task": {"payload": line.payload}})  # as deep as it will lie in a rollout
             size = len(canonical(line.payload))
         except (TypeError, ValueError, OverflowError) as error:
             return f"no form on the wire: {error} - at `$.payload`"

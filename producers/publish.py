@@ -8,6 +8,7 @@ a second publisher with another manifest is refused, since siblings of one run m
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable
 
 import msgspec
@@ -23,6 +24,9 @@ from schemas.identity import group_id, payload_digest, task_seed
 from schemas.messages import Task
 from schemas.partition import partition_for
 from schemas.topics import CONTROL, TASKS, TRAJECTORIES
+
+RUN_NAME = r"[A-Za-z0-9._-]{1,100}"
+"""A run's name is part of keys, paths and addresses."""
 
 MAX_UNACKNOWLEDGED = 256
 """Tasks on their way to the log at once."""
@@ -96,6 +100,8 @@ async def ensure_manifest(bus: Bus, clock: Clock, publisher: Publisher, wanted: 
     Raises:
         ConfigError: the run exists with another configuration.
     """
+    if not re.fullmatch(RUN_NAME, wanted.run):
+        raise ConfigError(f"{wanted.run!r} is no name for a run: use letters, digits, `.`, `_` and `-`, at most 100")
     view = ControlView(bus, clock)
     try:
         await view.start()

@@ -8,6 +8,7 @@ runs until it is stopped. Errors go to standard error and say what was tried, wh
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 
 import click
@@ -22,7 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "publish": ("publish", "Publish the tasks of a JSONL file."),
     "runs": ("runs", "List the runs."),
     "status": ("status", "Show lag, what is in flight and what it waits for."),
-    "show": ("show", "Show one sample token by token."),
+    "show": ("show", "Show one sample, turn by turn or token by token."),
     "replay": ("replay", "Replay a run from its topics and compare."),
     "check": ("check", "Prove where every sample of a run went."),
     "sql": ("sql", "Ask ClickHouse."),
@@ -71,6 +72,8 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    # Each failed reconnect would write a line; what matters comes as an error of ours.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     try:
         cli.main(standalone_mode=False)
     except click.ClickException as error:
@@ -80,4 +83,7 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     except RollmillError as error:
         click.echo(f"error: {error}", err=True)
+        sys.exit(1)
+    except OSError as error:  # a full disk, a read-only folder: nobody's bug
+        click.echo(f"error: {error.strerror or error}: {error.filename or ''}".rstrip(": "), err=True)
         sys.exit(1)

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from schemas.messages import Trajectory
-from schemas.outcome import Completed
+from schemas.outcome import Completed, Failed
+from schemas.transcript import Transcript
 from stages.run.render import Renderer
 
 
@@ -18,20 +19,33 @@ def conversation(trajectory: Trajectory, renderer: Renderer) -> Iterator[Text]:
     """Yield the lines of a rollout: prompts dim, sampled text bold with its mean log-prob."""
     record = trajectory.transcript
     if record is None:
-        yield Text(f"no transcript: {trajectory.outcome}")
+        yield Text(ending(trajectory))
         return
     tokens, logprobs = record.token_ids, record.logprob_array
     for number, turn in enumerate(record.turns, 1):
-        prompt = renderer.display(tokens[turn.start : turn.sampled])
-        answer = renderer.display(tokens[turn.sampled : turn.stop])
+        prompt = visible(renderer.display(tokens[turn.start : turn.sampled]))
+        answer = visible(renderer.display(tokens[turn.sampled : turn.stop]))
         mean = float(logprobs[turn.sampled : turn.stop].mean())
         yield Text.assemble(
             (f"{number:3d}  ", "dim"),
             (f"{prompt} ", "dim"),
             (answer, "bold green" if turn.valid else "bold red"),
-            (f"   ({mean:.2f})", "dim"),
+            (f"   (mean log-prob {mean:.2f})", "dim"),
         )
     yield Text(f"     {ending(trajectory)}")
+
+
+TOKEN_COLUMNS = ("index", "id", "text", "sampled", "log-prob", "version")
+"""What `token_rows` tells of each token."""
+
+
+def token_rows(record: Transcript, renderer: Renderer) -> Iterator[tuple[str, ...]]:
+    """Yield one row per token; log-prob and version only of sampled ones."""
+    versions = {index: span.version for span in record.spans for index in range(span.start, span.stop)}
+    for index, (token, logprob) in enumerate(zip(record.token_ids, record.logprob_array, strict=True)):
+        text = visible(renderer.display(record.token_ids[index : index + 1]))
+        drawn = (f"{logprob:.4f}", str(versions[index])) if index in versions else ("", "")
+        yield (str(index), str(token), text, "yes" if index in versions else "", *drawn)
 
 
 def ending(trajectory: Trajectory) -> str:
@@ -41,4 +55,11 @@ def ending(trajectory: Trajectory) -> str:
         parts = ", ".join(f"{name} {value:g}" for name, value in outcome.components.items())
         stop = trajectory.stop.value if trajectory.stop else "?"
         return f"ended by {stop}; reward {outcome.reward:g} ({parts}); success {outcome.success:g}"
-    return f"{type(outcome).__name__.lower()}: {getattr(outcome, 'cause', '')}"
+    if isinstance(outcome, Failed):
+        return visible(f"failed ({outcome.kind.value} at {outcome.boundary.value}): {outcome.cause}")
+    return visible(f"{type(outcome).__name__.lower()}: {outcome.cause}")
+
+
+def visible(text: str) -> str:
+    """Return text whose control characters are shown and not obeyed: a policy says anything, also to a terminal."""
+    return "".join(char if char.isprintable() or char == "\n" else f"\\x{ord(char):02x}" for char in text)

@@ -50,7 +50,7 @@ def encode(message: Message) -> bytes:
     """
     try:
         fields = {"v": type(message).V, **msgspec.to_builtins(message, builtin_types=(bytes,))}
-        _check_plain(fields)
+        check_plain(fields)
         packed: bytes = msgpack.packb(fields, use_bin_type=True)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         # Integers over 64 bits, lone surrogates, objects: each library names them by an error of its own.
@@ -72,9 +72,11 @@ def decode(data: bytes, *types: type[M]) -> M:
     if fields["v"] != kind.V:
         raise DecodeError(f"{fields['type']} has major version {fields['v']!r}; this reader knows {kind.V}", data)
     try:
-        return msgspec.convert(fields, kind)
-    except msgspec.ValidationError as error:
+        message = msgspec.convert(fields, kind)
+        message.check()
+    except ValueError as error:  # msgspec's ValidationError is one
         raise DecodeError(f"{fields['type']}: {error}", data) from error
+    return message
 
 
 def _unpack(data: bytes) -> dict[str, Any]:
@@ -93,13 +95,13 @@ def _unpack(data: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict) or not isinstance(fields.get("type"), str) or "v" not in fields:
         raise DecodeError("no envelope: expected a map with `v` and `type`", data)
     try:
-        _check_plain(fields)
+        check_plain(fields)
     except ValueError as error:
         raise DecodeError(f"{fields['type']}: {error}", data) from error
     return fields
 
 
-def _check_plain(value: Any) -> None:
+def check_plain(value: Any) -> None:
     """Raise ValueError if value is nested too deep or holds a msgpack extension, which few languages read alike."""
     level = [value]
     for _ in range(MAX_DEPTH):

@@ -19,6 +19,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     V: ClassVar[int] = 1
     """Major version of this type on the wire."""
 
+    def check(self) -> None:
+        """Raise ValueError when a field holds what no such message can mean; decoding calls it."""
+
     @classmethod
     def wire_type(cls) -> str:
         """Return the tag that names this message on the wire."""

@@ -12,6 +12,28 @@ from schemas.message import Message, Part
 from schemas.outcome import Outcome, StopReason
 from schemas.transcript import Sampling, Transcript
 
+MAX_TIME_MS = 10_382_256_000_000
+"""Latest time a record may name, milliseconds since the epoch: the end of ClickHouse's DateTime64(3)."""
+
+LONGEST_BUDGET_S = 10 * 365 * 86_400.0
+"""Longest time inside one stage, seconds."""
+
+_COUNT = (0, 2**31 - 1)
+
+TASK_RANGES: dict[str, tuple[int, int]] = {
+    "sample": _COUNT,
+    "samples": (1, 2**31 - 1),
+    "attempt": _COUNT,
+    "visit": _COUNT,
+    "row": (0, 2**53),
+    "seed": (0, 2**63 - 1),
+    "start_by_ms": (0, MAX_TIME_MS),
+    "horizon": (1, 2**31 - 1),
+    "max_sampled_tokens": (1, 2**31 - 1),
+    "min_version": (0, 2**53),
+}
+"""Field of a task -> lowest and highest value."""
+
 
 class Budgets(Part, frozen=True, kw_only=True):
     """Time a task may spend inside each stage, in seconds; waiting in a queue does not count."""
@@ -22,6 +44,13 @@ class Budgets(Part, frozen=True, kw_only=True):
     """Inside RUN."""
     eval_s: float = 300.0
     """Inside EVAL."""
+
+    def check(self) -> None:
+        """Raise ValueError unless every budget is a time."""
+        for name in self.__struct_fields__:
+            seconds = getattr(self, name)
+            if not 0 <= seconds <= LONGEST_BUDGET_S:  # NaN is neither more nor less
+                raise ValueError(f"budgets.{name} is {seconds}; a budget is 0 to {LONGEST_BUDGET_S:g} s")
 
     @property
     def total_s(self) -> float:
@@ -84,6 +113,14 @@ class Task(Message, frozen=True, kw_only=True, tag="rollmill.task"):
     redrive_of: str | None = None
     """The decided group whose work this one repeats."""
 
+    def check(self) -> None:
+        """Raise ValueError when a number is outside what it can mean: a foreign producer may write anything."""
+        self.budgets.check()
+        for name, (low, high) in TASK_RANGES.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ValueError(f"{name} is {value}; it is {low} to {high}")
+
     @property
     def id(self) -> SampleId:
         """The sample this task asks for."""
@@ -106,6 +143,10 @@ class Episode(Message, frozen=True, kw_only=True, tag="rollmill.episode"):
     prompt_version: str = ""
     """Version of the family's prompt."""
 
+    def check(self) -> None:
+        """Raise ValueError when its task cannot be one."""
+        self.task.check()
+
 
 class Rollout(Message, frozen=True, kw_only=True, tag="rollmill.rollout"):
     """A finished episode with all that grading needs."""
@@ -124,6 +165,10 @@ class Rollout(Message, frozen=True, kw_only=True, tag="rollmill.rollout"):
     """The RUN worker that drove it."""
     tokenizer_digest: str
     """Digest of tokenizer and chat template."""
+
+    def check(self) -> None:
+        """Raise ValueError when its task cannot be one."""
+        self.task.check()
 
 
 class Trajectory(Message, frozen=True, kw_only=True, tag="rollmill.trajectory"):
@@ -145,3 +190,7 @@ class Trajectory(Message, frozen=True, kw_only=True, tag="rollmill.trajectory"):
     """Digest of tokenizer and chat template."""
     stage: str
     """The service that wrote this record."""
+
+    def check(self) -> None:
+        """Raise ValueError when its task cannot be one."""
+        self.task.check()

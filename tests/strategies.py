@@ -12,6 +12,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from schemas.message import Message
+from schemas.messages import LONGEST_BUDGET_S, TASK_RANGES, Budgets, Task
 from schemas.topics import TABLE
 from schemas.transcript import SampledSpan, Sampling, Transcript, Turn, pack_logprobs, pack_tokens
 
@@ -61,7 +62,12 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
 def structs(kind: type[Any]) -> st.SearchStrategy[Any]:
     """Return random instances of a Struct; its fields are independent of each other."""
     hints = typing.get_type_hints(kind)
-    return st.builds(kind, **{name: values(hints[name]) for name in kind.__struct_fields__})
+    fields = {name: values(hints[name]) for name in kind.__struct_fields__}
+    if kind is Task:
+        fields |= {name: st.integers(low, high) for name, (low, high) in TASK_RANGES.items()}
+    if kind is Budgets:
+        fields = {name: st.floats(0, LONGEST_BUDGET_S) for name in fields}
+    return st.builds(kind, **fields)
 
 
 def messages(*kinds: type[Message]) -> st.SearchStrategy[Any]:

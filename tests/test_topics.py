@@ -53,6 +53,7 @@ VERBS = {
     "unpack": READ,
     "join": READ,
     "_from_start": READ,
+    "_catch_up": READ,
     "_read": READ,
     "positions": READ,
     "_TOPICS": READ,

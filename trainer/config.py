@@ -143,7 +143,7 @@ class StopConfig(Frozen):
     max_steps: Count = 100
     """Trainer steps."""
     min_steps: Annotated[int, Field(ge=0)] = 0
-    """Trainer steps before `success` may end the run."""
+    """Trainer steps before `success` or `time_limit_s` may end the run."""
     success: Annotated[float, Field(gt=0, le=1)] | None = None
     """Stop when the mean success of the last `success_groups` complete groups reaches this; off unless given."""
     success_groups: Count = 64

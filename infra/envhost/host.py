@@ -236,7 +236,7 @@ class EnvHost:
             environment = _built(self._factory, request)
             try:
                 return environment, _text(environment.reset())
-            except Exception:
+            except (Exception, SystemExit):
                 environment.close()
                 raise
 

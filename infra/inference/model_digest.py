@@ -10,8 +10,10 @@ import hashlib
 import json
 from pathlib import Path
 
+from infra.errors import ConfigError
 
-class TokenizerMissing(FileNotFoundError):
+
+class TokenizerMissing(ConfigError):
     """A model directory has no `tokenizer.json`."""
 
 

@@ -39,19 +39,29 @@ class WeightSync:
         self._clock = clock
         self._publisher = publisher
         self._run = run
+        self._loaded: tuple[int, str] | None = None
 
     async def run(self) -> None:
         """Load what is announced, until cancelled."""
         while True:
             wanted = self._control.get(f"policy/{self._run}", PolicyVersion)
             try:
-                if wanted is not None and (await self._client.info()).version != wanted.version:
+                if wanted is not None and await self._behind(wanted):
                     await self._load(wanted)
             except PolicyError as error:
                 log.warning("policy version %s not loaded, tried again: %s", wanted and wanted.version, error)
                 await self._clock.sleep(AGAIN_S)
                 continue
             await self._control.changed(LOOK_EVERY_S)
+
+    async def _behind(self, wanted: PolicyVersion) -> bool:
+        """Tell whether the engine may serve other weights.
+
+        The number alone does not prove it: an engine that was started with another model calls that its version 0.
+        """
+        if self._loaded != (wanted.version, wanted.digest):
+            return True
+        return (await self._client.info()).version != wanted.version
 
     async def _load(self, wanted: PolicyVersion) -> None:
         began = self._clock.monotonic()
@@ -61,6 +71,7 @@ class WeightSync:
             await self._client.load(Path(wanted.directory), wanted.version)
         finally:
             await self._client.resume()
+        self._loaded = (wanted.version, wanted.digest)
         took_s = self._clock.monotonic() - began
         log.info("policy serves version %d of run %s after %.2f s", wanted.version, self._run, took_s)
         point = MetricPoint(name="policy.handover_s", value=took_s, at_ms=self._clock.now_ms(), step=wanted.version)

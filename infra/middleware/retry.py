@@ -36,7 +36,7 @@ def retry(max_attempts: int = MAX_ATTEMPTS) -> Middleware:
                 return failed(job, failure, max_attempts)
             except BusError:
                 raise  # the log itself is away: nothing could be written about it
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 log.exception("%s: unexpected error on %s", job.stage, job.task.id)
                 cause = f"{type(error).__name__}: {error}"
                 bug = Failure(FailureKind.INFRASTRUCTURE, Boundary.STAGE, cause)

@@ -30,6 +30,7 @@ from rollmill.paths import DATA_DIR, RUN_NAME
 @output.json_option
 def command(seed: int, bus: str, bootstrap: str | None, data: Path, no_kill: bool, as_json: bool) -> None:
     """Warm-start a tiny transformer, train it through the topics, evaluate, replay, and prove the books."""
+    output.errors.print("loading torch ...", style="dim")
     try:
         from rollmill.demo.flow import tell  # noqa: F401, PLC0415 - imports torch; the rest of the command may not
     except ImportError as error:

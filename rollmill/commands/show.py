@@ -1,4 +1,4 @@
-"""`rollmill show RUN/GROUP/SAMPLE`: one sample token by token, from the log."""
+"""`rollmill show RUN/GROUP/SAMPLE`: one sample from the log, turn by turn or token by token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from infra.connect import connected
 from infra.errors import ConfigError
 from rollmill import output
 from rollmill.ledger import find_trajectories
-from rollmill.transcript_view import conversation, ending
+from rollmill.transcript_view import TOKEN_COLUMNS, conversation, ending, token_rows
 from schemas import transcript
 from schemas.messages import Trajectory
 from stages.run.render import Renderer
@@ -23,14 +23,16 @@ from stages.run.render import Renderer
 @click.command("show")
 @click.argument("sample")
 @click.option("--model", type=click.Path(path_type=Path), default=None, help="Directory of its tokenizer.")
+@click.option("--tokens", is_flag=True, help="One line per token: id, text, mask, log-prob, version.")
 @output.json_option
 @output.config_options
-def command(sample: str, model: Path | None, as_json: bool, config: Config) -> None:
+def command(sample: str, model: Path | None, tokens: bool, as_json: bool, config: Config) -> None:
     """Show a sample, named RUN/GROUP/SAMPLE; RUN alone or RUN/GROUP shows the first that is found."""
     found = output.run(_find(sample, config))
     if found is None:
         raise ConfigError(f"no outcome of {sample!r} in `trajectories`: it may still run (`rollmill status`)")
-    output.print_result(_plain(found), as_json, lambda _: _show(found, Renderer(model or config.policy.model)))
+    renderer = None if as_json else Renderer(model or config.policy.model)
+    output.print_result(_plain(found), as_json, lambda _: _show(found, renderer, tokens=tokens))
 
 
 async def _find(sample: str, config: Config) -> Trajectory | None:
@@ -52,11 +54,14 @@ def _plain(found: Trajectory) -> dict[str, Any]:
     return plain
 
 
-def _show(found: Trajectory, renderer: Renderer) -> None:
+def _show(found: Trajectory, renderer: Renderer | None, *, tokens: bool) -> None:
+    assert renderer is not None, "a person reads text"
     task = found.task
     output.console.print(f"[bold]{task.run}/{task.group}/{task.sample}[/] attempt {task.attempt}, {task.family}")
     if found.tokenizer_digest not in {"", renderer.digest}:
         output.console.print(f"sampled with another tokenizer: give its directory with --model\n{ending(found)}")
         return
+    if tokens and found.transcript is not None:
+        output.print_table("tokens", TOKEN_COLUMNS, list(token_rows(found.transcript, renderer)))
     for line in conversation(found, renderer):
         output.console.print(line)

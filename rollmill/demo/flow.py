@@ -200,7 +200,7 @@ async def _train(
         if kill:
             await _kill(machine, "run", watch, recipe.kill_run_after, kills, screen, busy=KILLED_IN_FLIGHT)
             await _kill(machine, "trainer", watch, recipe.kill_trainer_after, kills, screen)
-        limit_s = recipe.time_limit_s + STEP_LIMIT_S
+        limit_s = recipe.time_limit_s + recipe.min_steps * STEP_LIMIT_S
         await watch.until(lambda state: state.ended is not None, "the end", limit_s)
     finally:
         for task in (following, showing):
@@ -225,7 +225,11 @@ async def _kill(
     await watch.until(due, f"step {after} with work in flight", STEP_LIMIT_S * after)
     if watch.state.ended is not None:
         return
-    in_flight, lags = watch.state.in_flight.total(), await stage_lags(machine.bus)
+    in_flight = watch.state.in_flight.total()
+    try:
+        lags = await stage_lags(machine.bus)
+    except BusError:
+        lags = []  # the log is away itself: the kill says the rest
     seconds = await machine.kill(service)
     if seconds is None:
         return

@@ -21,7 +21,7 @@ from infra.connect import connected
 from infra.inference.vllm import VllmClient
 from rollmill import store
 from rollmill.demo.machine import Conservation, put_weights
-from rollmill.services import LocalPlan, local_services, make_plan, rollmill
+from rollmill.services import MODEL_LIMIT_S, LocalPlan, local_services, make_plan, rollmill
 from rollmill.supervisor import Event, Restart, Service, Supervisor
 from rollmill.supervisor.readiness import at_once, says
 
@@ -142,7 +142,7 @@ def _training(plan: LocalPlan, run_toml: Path, run: str) -> tuple[Service, ...]:
             name="trainer",
             argv=rollmill("train", str(run_toml), "--resume", *config),
             after=("topics",),
-            ready=says(TOOK_OVER),
+            ready=says(TOOK_OVER, limit_s=MODEL_LIMIT_S),
             restart=once,
             give_up_after=MOST_DEATHS,
         ),

@@ -66,9 +66,11 @@ class Screen:
             self.say(f"[dim]{event}[/]")
 
     def figures(self, text: str) -> None:
-        """Show one line of figures."""
+        """Show figures; ` | ` separates the rows of a terminal."""
         if self.console.is_terminal:
-            self._live.update(Text.from_markup(f"          {text}"))
+            rows = Text.from_markup("\n".join(f"          {row}" for row in text.split(" | ")))
+            rows.no_wrap, rows.overflow = True, "crop"
+            self._live.update(rows)
         elif self.seconds - self._plain_at > PLAIN_EVERY_S:
             self._plain_at = self.seconds
             self.say(f"[dim]{text}[/]")
@@ -78,12 +80,16 @@ class Screen:
         metrics, dropped = state.metrics, sum(state.dropped.values())
         recent = metrics.get("trainer.recent_success_mean", 0)
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(state.dropped.items()))
-        stages = " ".join(f"{lag.stage} {state.finished[lag.stage]} (lag {lag.lag})" for lag in lags)
+        stages = "  ".join(f"{lag.stage} {state.finished[lag.stage]} (lag {lag.lag})" for lag in lags)
+        if not state.decided:
+            self.figures(f"the trainer starts and waits for its first batch | {stages}")
+            return
         self.figures(
-            f"step [bold]{state.step}[/]/{max_steps}  success [bold]{recent:.2f}[/]"
-            f"  reward {metrics.get('trainer.reward_mean', 0):.2f}  kept {state.kept}  dropped {dropped}"
-            f"{f' ({reasons})' if reasons else ''}  version {state.version}"
-            f"  trainer idle {metrics.get('trainer.idle_share', 0):.0%}  {stages}  at most {max(0, left_s):.0f} s left"
+            f"step [bold]{state.step}[/]/{max_steps}  version {state.version}  success [bold]{recent:.2f}[/]"
+            f"  reward {metrics.get('trainer.reward_mean', 0):.2f}  {max(0, left_s):.0f} s left at most"
+            f" | kept {state.kept}  dropped {dropped}{f' ({reasons})' if reasons else ''}"
+            f"  trainer idle {metrics.get('trainer.idle_share', 0):.0%}"
+            f" | {stages}"
         )
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

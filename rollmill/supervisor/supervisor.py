@@ -32,7 +32,7 @@ from rollmill.supervisor.process import Exit
 from rollmill.supervisor.runfile import InstanceState, RunFile, State
 from rollmill.supervisor.service import Backoff, Event, Restart, Service, What
 
-RECOVERY_LIMIT_S = 60.0
+RECOVERY_LIMIT_S = 240.0
 """Longest wait for a killed instance to be ready again, unless the caller says otherwise."""
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
