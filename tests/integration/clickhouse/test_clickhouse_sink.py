@@ -20,8 +20,8 @@ from infra.kafka import KafkaBus, KafkaLimits
 from infra.wire import Publisher
 from schemas import topics
 from schemas.messages import Trajectory
-from schemas.telemetry import MetricPoint, Metrics
-from schemas.topics import METRICS, TASKS, TRAJECTORIES
+from schemas.telemetry import EventKind, MetricPoint, Metrics, StageEvent, StageEvents
+from schemas.topics import EVENTS, METRICS, TASKS, TRAJECTORIES
 from tests.golden.samples import NOW_MS, SAMPLES, TASK
 from tests.integration.clickhouse.helpers import rows_of, running_sink, until_stored
 
@@ -108,17 +108,21 @@ async def test_poison_goes_to_dead_and_the_stream_goes_on(bus, address):
     await bus.publish("metrics", b"\xc1 nonsense", partition=0)
     await bus.publish("tasks", b"\xc1 nonsense", partition=0)  # INIT buries this one
     publisher = Publisher(bus, SystemClock(), "test")
-    await publisher.publish(TASKS, msgspec.structs.replace(TASK, sample=-1))
+    event = StageEvent(
+        run="r", group="g", sample=-1, attempt=0, stage="run", kind=EventKind.STARTED, at_ms=1_700_000_000_000
+    )
+    await publisher.publish(EVENTS, StageEvents(worker="w", events=(event,)))
+    await publisher.publish(TASKS, msgspec.structs.replace(TASK, sample=-1))  # no task either: INIT buries it too
     await publish_metrics(bus, 4)
     async with running_sink(bus, address) as sink:
-        for topic in ("metrics", "tasks", "dead"):
+        for topic in ("metrics", "tasks", "events", "dead"):
             await until_stored(bus, topic)
     assert sink.progress.buried == 2
     assert await rows_of(address, COUNTS) == [(8 * POINTS, 8 * POINTS, 8)]
     found = await rows_of(address, "SELECT source_topic, stage, cause FROM dead ORDER BY source_topic")
-    assert [row[:2] for row in found] == [("metrics", "sink"), ("tasks", "sink")]
-    assert "not msgpack" in found[0][2]
-    assert "-1" in found[1][2]
+    assert [row[:2] for row in found] == [("events", "sink"), ("metrics", "sink")]
+    assert "-1" in found[0][2]
+    assert "not msgpack" in found[1][2]
 
 
 async def test_a_sink_that_dies_anywhere_is_succeeded_without_loss_or_doubles(bus, address):

@@ -93,3 +93,17 @@ def test_a_file_without_a_task_says_why(tmp_path):
         source(tmp_path, "{", "{")
     with pytest.raises(ConfigError, match=r"cannot read .*absent.*: No such file"):
         JsonlSource(tmp_path / "absent.jsonl")
+
+
+def test_a_payload_that_is_nested_too_deep_is_a_bad_line(tmp_path):
+    """As deep as it would lie in a record, also where the reader itself gives up; the rest is used."""
+    deep, deeper = (
+        '{"family": "f", "payload": ' + '{"a": ' * depth + "1" + "}" * (depth + 1) for depth in (100, 100_000)
+    )
+    path = tmp_path / "deep.jsonl"
+    path.write_text(f'{deep}\n{{"family": "f", "payload": {{}}}}\n{deeper}\n')
+    source = JsonlSource(path)
+
+    assert [2] == [instance.row for instance in source.instances()]
+    assert [1, 3] == [bad.number for bad in source.bad]
+    assert all("deep" in bad.reason for bad in source.bad)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
+from schemas import codec
 from schemas.message import Message
-from schemas.messages import Budgets, SampleId
+from schemas.messages import Budgets, SampleId, Task, Trajectory
+from schemas.outcome import Expired
 from tests.golden.samples import TASK
+from tests.logs import make_task
 from tests.strategies import MESSAGE_TYPES
 
 
@@ -49,3 +54,23 @@ def test_samples_are_ordered_by_group_then_sibling():
 def test_the_budgets_add_up():
     """The reaper waits for all three stages."""
     assert Budgets(init_s=1.0, run_s=2.0, eval_s=3.5).total_s == 6.5
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("sample", -1), ("start_by_ms", 2**62), ("start_by_ms", -1), ("horizon", 0), ("horizon", 2**40), ("attempt", -1)],
+)
+def test_a_task_out_of_range_is_no_task(field, value):
+    """A foreign producer may write anything; what no reader could account for is refused by every reader."""
+    with pytest.raises(codec.DecodeError, match=field):
+        codec.decode(codec.encode(make_task(**{field: value})), Task)
+
+
+@pytest.mark.parametrize("seconds", [math.nan, -1.0, math.inf])
+def test_a_budget_that_is_no_time_is_refused(seconds):
+    """Also where the task lies inside another message."""
+    trajectory = Trajectory(
+        task=make_task(budgets=Budgets(run_s=seconds)), outcome=Expired(cause="late"), stage="reaper"
+    )
+    with pytest.raises(codec.DecodeError, match="run_s"):
+        codec.decode(codec.encode(trajectory), Trajectory)
