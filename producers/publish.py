@@ -20,13 +20,10 @@ from infra.errors import ConfigError
 from infra.wire import Publisher
 from producers.source import Instance, TaskSource
 from schemas.control import Credit, RunManifest
-from schemas.identity import group_id, payload_digest, task_seed
+from schemas.identity import RUN_NAME, group_id, payload_digest, task_seed
 from schemas.messages import Task
 from schemas.partition import partition_for
 from schemas.topics import CONTROL, TASKS, TRAJECTORIES
-
-RUN_NAME = r"[A-Za-z0-9._-]{1,100}"
-"""A run's name is part of keys, paths and addresses."""
 
 MAX_UNACKNOWLEDGED = 256
 """Tasks on their way to the log at once."""

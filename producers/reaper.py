@@ -43,6 +43,7 @@ class OpenSamples:
         self._open: dict[SampleId, Task] = {}
         self._ended: set[SampleId] = set()
         self._due: list[tuple[int, SampleId]] = []
+        self._forget: list[tuple[int, SampleId]] = []
 
     def __len__(self) -> int:
         return len(self._open)
@@ -61,8 +62,8 @@ class OpenSamples:
 
     def end(self, task: Task) -> None:
         """Take the task of a terminal record, also of a sample whose own task was not read yet."""
-        if task.id not in self._ended and task.id not in self._open:
-            heapq.heappush(self._due, (reap_at_ms(task), task.id))
+        if task.id not in self._ended:
+            heapq.heappush(self._forget, (reap_at_ms(task), task.id))
         self._ended.add(task.id)
         self._open.pop(task.id, None)
 
@@ -71,9 +72,10 @@ class OpenSamples:
         found = []
         while self._due and self._due[0][0] <= now_ms:
             _, sample = heapq.heappop(self._due)
-            self._ended.discard(sample)
             if sample in self._open:
                 found.append(self._open[sample])
+        while self._forget and self._forget[0][0] <= now_ms:
+            self._ended.discard(heapq.heappop(self._forget)[1])
         return found
 
 

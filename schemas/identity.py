@@ -14,6 +14,9 @@ from typing import Any
 
 import msgpack
 
+RUN_NAME = r"^[A-Za-z0-9._-]{1,100}$"
+"""What a run may be called: its name is part of keys, paths and addresses."""
+
 GROUP_ID_CHARS = 20
 """Length of a group id: 100 bits, so that a million runs of a million groups do not collide."""
 

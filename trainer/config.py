@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from infra.config import apply_override, explain, read_toml
 from infra.errors import ConfigError
+from schemas.identity import RUN_NAME
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -168,7 +169,7 @@ class CheckpointConfig(Frozen):
 class RunConfig(Frozen):
     """Everything the trainer needs to know."""
 
-    run: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9._-]+$")]
+    run: Annotated[str, Field(pattern=RUN_NAME)]
     """Name of the run; it is part of paths and keys."""
     seed: int = 0
     """Seed of all derived seeds."""

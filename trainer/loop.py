@@ -262,14 +262,13 @@ class Trainer:
         recent = assembler.recent
         if assembler.steps >= limits.max_steps:
             return f"{limits.max_steps} steps made"
-        full = len(recent) == limits.success_groups and assembler.steps >= limits.min_steps
-        if limits.success is not None and full:
+        may_end = assembler.steps >= limits.min_steps
+        if limits.success is not None and may_end and len(recent) == limits.success_groups:
             success = sum(recent) / len(recent)
             if success >= limits.success:
                 return f"success {success:.3f} over {len(recent)} groups"
         if self._meter.dropped_in_a_row >= limits.max_dropped:
             return f"{limits.max_dropped} groups dropped without a step: the task is too easy or too hard"
-        may_end = assembler.steps >= limits.min_steps
         if limits.time_limit_s is not None and may_end and self._clock.monotonic() - began >= limits.time_limit_s:
             return f"time limit of {limits.time_limit_s:.0f} s"
         return "stopped" if stop.is_set() else None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
@@ -26,7 +25,7 @@ from schemas.decisions import (
     TrainerStarted,
     VersionPublished,
 )
-from schemas.messages import Task, Trajectory
+from schemas.messages import MAX_TIME_MS, Task, Trajectory
 from schemas.outcome import Cancelled, Completed, Expired, Failed
 from schemas.telemetry import Metrics, StageEvents
 from schemas.transcript import SampledSpan, Transcript, TranscriptError, Turn, check
@@ -34,9 +33,6 @@ from schemas.transcript import SampledSpan, Transcript, TranscriptError, Turn, c
 Row = tuple[Any, ...]
 Rows = dict[str, list[Row]]
 """Rows by the name of their table."""
-
-MAX_TIME_MS = int(datetime(2299, 1, 1, tzinfo=UTC).timestamp() * 1000)
-"""Latest time that DateTime64(3) holds, in milliseconds since the epoch."""
 
 _RANGES = {
     "UInt8": (0, 2**8 - 1),

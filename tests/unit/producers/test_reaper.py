@@ -77,6 +77,20 @@ def test_an_end_is_forgotten_once_the_sample_would_have_been_given_up():
     assert 5 == samples.remembered
 
 
+def test_the_end_of_a_sample_that_was_given_up_is_forgotten_too():
+    """Its time is over when its record is read: there is nothing left to wait for."""
+    samples = OpenSamples()
+    task = open_task(0, 0)
+    samples.admit(task)
+
+    assert [task] == samples.overdue(reap_at_ms(task))
+
+    samples.end(task)
+
+    assert [] == samples.overdue(reap_at_ms(task))
+    assert (0, 0) == (len(samples), samples.remembered)
+
+
 def test_a_samples_time_is_its_start_limit_all_budgets_and_a_grace():
     """Nothing that may still end by itself is reaped."""
     assert reap_at_ms(open_task(0, 5_000)) == 5_000 + int((60 + GRACE_S) * 1000)
