@@ -50,6 +50,7 @@ class Instance:
         self._backoff = backoff
         self._on_event = on_event
         self._stop = asyncio.Event()
+        self._killed = False
         self._changed = asyncio.Event()
         self._was_ready = False
 
@@ -89,7 +90,9 @@ class Instance:
         self._stop.set()
 
     def kill(self) -> None:
-        """Kill its process and all that it started, now."""
+        """Kill its process and all that it started, now; `live` returns, and a start under way gets no grace."""
+        self._killed = True
+        self._stop.set()
         if self.process is not None:
             self.process.kill_group()
 
@@ -148,7 +151,8 @@ class Instance:
         )
 
     async def _end(self, process: Process) -> Exit:
-        return await process.stop(self.service.stop_signal, grace_s=self.service.stop_grace_s)
+        grace_s = 0 if self._killed else self.service.stop_grace_s
+        return await process.stop(self.service.stop_signal, grace_s=grace_s)
 
     def _finished(self, ended: Exit) -> bool:
         return ended.code == 0 and self.service.restart is not Restart.ALWAYS

@@ -138,7 +138,7 @@ class Supervisor:
                 group.create_task(self._stop_service(name, ended))
 
     def kill_all(self) -> None:
-        """Kill everything now, in no order."""
+        """Kill everything now, in no order; nothing is started again."""
         for instance in self._lives:
             instance.kill()
 
