@@ -9,21 +9,21 @@ RUN notes in the verdict when it took the task, so that the log alone tells how 
 from __future__ import annotations
 
 import functools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import click
 import numpy as np
 
-from infra.bus import Bus
 from infra.clock import Clock
-from infra.config import Config
 from infra.inference.base import PROCESSED_LOGPROBS
 from infra.stage import Done, Member
 from schemas import transcript
 from schemas.messages import Episode, Rollout, Task, Trajectory
 from schemas.outcome import Completed, StopReason
 from schemas.transcript import SampledSpan, Transcript, Turn, pack_logprobs, pack_tokens
-from stages.process import run_member, stage_command
+from stages.process import Surroundings, stage_command
 from stages.wiring import eval_stage, init_stage, run_stage
 
 FAMILY = "simulated"
@@ -118,26 +118,31 @@ def made_transcript(tokens: int) -> Transcript:
     return made
 
 
-async def run_init(bus: Bus, clock: Clock, config: Config, worker: str) -> None:
-    """Run one INIT member."""
-    stage = init_stage(Simulated(clock, worker).init)
-    await run_member(Member(stage, bus, clock, worker=worker, limits=config.init.limits(), first=True))
+@asynccontextmanager
+async def init_member(around: Surroundings) -> AsyncIterator[Member]:
+    """Give one INIT member."""
+    stage = init_stage(Simulated(around.clock, around.worker).init)
+    yield around.member(stage, around.config.init.limits(), first=True)
 
 
-async def run_run(bus: Bus, clock: Clock, config: Config, worker: str) -> None:
-    """Run one RUN member."""
-    stage = run_stage(Simulated(clock, worker).run)
-    await run_member(Member(stage, bus, clock, worker=worker, limits=config.run.limits()))
+@asynccontextmanager
+async def run_member(around: Surroundings) -> AsyncIterator[Member]:
+    """Give one RUN member."""
+    yield around.member(run_stage(Simulated(around.clock, around.worker).run), around.config.run.limits())
 
 
-async def run_eval(bus: Bus, clock: Clock, config: Config, worker: str) -> None:
-    """Run one EVAL member."""
-    stage = eval_stage(Simulated(clock, worker).eval)
-    await run_member(Member(stage, bus, clock, worker=worker, limits=config.eval.limits()))
+@asynccontextmanager
+async def eval_member(around: Surroundings) -> AsyncIterator[Member]:
+    """Give one EVAL member."""
+    yield around.member(eval_stage(Simulated(around.clock, around.worker).eval), around.config.eval.limits())
 
 
 command = click.Group(
-    commands=[stage_command("init", run_init), stage_command("run", run_run), stage_command("eval", run_eval)]
+    commands=[
+        stage_command("init", init_member),
+        stage_command("run", run_member),
+        stage_command("eval", eval_member),
+    ]
 )
 
 if __name__ == "__main__":

@@ -7,8 +7,10 @@ both to this page. Promises:
 - within a group, a partition belongs to one member at a time; `poll` hands out its records in offset order, starting
   at the committed offset, or at the earliest one for a new group; an offset out of range raises OffsetLost;
 - records of a partition are handed out only after `on_assigned` for it has returned;
-- after a rebalance a member may be handed records again that it is still working on: positions go back to the
-  committed offset. Telling them apart is the worker's business;
+- after a rebalance every partition goes on at the committed offset, those that the member kept too, unless its
+  `on_assigned` says where else: whose work goes on need not be handed out again;
+- what a poll fetched before a rebalance or a seek is not handed out after it: the order within a partition holds;
+- `on_rebalance` is called when a rebalance begins, while what the member owns may still be committed;
 - `commit` of a partition that the member no longer owns raises NotOwner and changes nothing;
 - a reader (`read`) belongs to no group and sees one or more whole partitions from given offsets.
 
@@ -17,7 +19,7 @@ This file does not know messages: keys, values and headers are bytes; `wire.py` 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -71,22 +73,40 @@ class Position(NamedTuple):
     offset: int
 
 
-Rebalance = Callable[[frozenset[TopicPartition]], Awaitable[None]]
-"""Called with the partitions in question; must return quickly and take no lock that polling code holds."""
+async def _nothing(*_: object) -> None:
+    pass
 
 
-async def ignore_rebalance(partitions: frozenset[TopicPartition]) -> None:
-    """Do nothing: for consumers that keep no state per partition."""
+async def _from_committed(_: Mapping[TopicPartition, Committed]) -> Mapping[TopicPartition, int]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """What a member of a group is told. Each call must return quickly and take no lock that polling code holds."""
+
+    on_rebalance: Callable[[], Awaitable[None]] = _nothing
+    """A rebalance begins: the last moment to commit what may be lost."""
+    on_revoked: Callable[[frozenset[TopicPartition]], Awaitable[None]] = _nothing
+    """These did not come back; another member may own them already."""
+    on_assigned: Callable[[Mapping[TopicPartition, Committed]], Awaitable[Mapping[TopicPartition, int]]] = (
+        _from_committed
+    )
+    """What is owned now, with the group's progress (a partition without any starts at its earliest offset). Returns
+    where to go on instead, for partitions that need not go back to the committed offset. Comes after `on_revoked`."""
 
 
 class Consumer(Protocol):
     """One member of a consumer group."""
 
-    async def poll(self, max_records: int, timeout_s: float) -> list[Record]:
+    async def poll(
+        self, max_records: int, timeout_s: float, *, without: Collection[TopicPartition] = ()
+    ) -> list[Record]:
         """Return up to max_records records, or none after timeout_s; never more than asked.
 
         Keeps the membership alive: call it regularly, also with max_records = 0 when busy (then it only waits for
-        timeout_s, and fetches nothing).
+        timeout_s, and fetches nothing). Nothing is handed out of the partitions in `without`, and what was fetched of
+        them already is kept.
         """
         ...
 
@@ -150,18 +170,8 @@ class Bus(Protocol):
         """
         ...
 
-    async def join(
-        self,
-        topics: Sequence[str],
-        group: str,
-        *,
-        on_assigned: Rebalance = ignore_rebalance,
-        on_revoked: Rebalance = ignore_rebalance,
-    ) -> Consumer:
-        """Join a consumer group; `on_assigned` gets what is owned, `on_revoked` before it what did not come back.
-
-        Another member may own a revoked partition already when `on_revoked` is called.
-        """
+    async def join(self, topics: Sequence[str], group: str, listener: Listener | None = None) -> Consumer:
+        """Join a consumer group; returns with the first assignment."""
         ...
 
     async def read(self, start: Mapping[TopicPartition, int]) -> Reader:

@@ -74,12 +74,13 @@ class ClickHouseConfig(Section):
 class StageConfig(Section):
     """Bounds of one worker of a stage."""
 
-    max_in_flight: int = Field(64, gt=0, description="Records worked on at once by one worker.")
+    max_in_flight: int = Field(64, gt=0, le=1024, description="Records worked on at once by one worker.")
+    max_bytes: int = Field(256 * 1024 * 1024, gt=0, description="The same in bytes, as the records lie in the log.")
     drain_s: float = Field(10.0, ge=0, description="Work may finish this long after a stop is asked for.")
 
     def limits(self) -> Limits:
         """Return the worker's limits."""
-        return Limits(max_in_flight=self.max_in_flight, drain_s=self.drain_s)
+        return Limits(max_in_flight=self.max_in_flight, max_bytes=self.max_bytes, drain_s=self.drain_s)
 
 
 class Config(Section):

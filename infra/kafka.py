@@ -30,7 +30,7 @@ from aiokafka.errors import (
 )
 
 from infra import kafka_topics
-from infra.bus import Committed, Consumer, Headers, Position, Reader, Rebalance, TopicPartition, ignore_rebalance
+from infra.bus import Committed, Consumer, Headers, Listener, Position, Reader, TopicPartition
 from infra.errors import BusError
 from infra.kafka_consumer import GroupMember, PartitionReader
 from infra.kafka_link import KafkaLimits, KafkaLink
@@ -185,18 +185,11 @@ class KafkaBus:
             producer._message_accumulator.fail_all(ProducerClosed())  # noqa: SLF001
         await stopping
 
-    async def join(
-        self,
-        topics: Sequence[str],
-        group: str,
-        *,
-        on_assigned: Rebalance = ignore_rebalance,
-        on_revoked: Rebalance = ignore_rebalance,
-    ) -> Consumer:
+    async def join(self, topics: Sequence[str], group: str, listener: Listener | None = None) -> Consumer:
         """Join a consumer group; returns with the first assignment."""
         for topic in topics:
             await self._link.partitions(topic)
-        member = GroupMember(self._link, group, on_assigned=on_assigned, on_revoked=on_revoked)
+        member = GroupMember(self._link, group, listener or Listener())
         await member.start(list(topics))
         return member
 

@@ -17,7 +17,8 @@ Whether work in flight survives a rebalance is not known here: that is the worke
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,9 +34,11 @@ from aiokafka.errors import (
 )
 from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 
-from infra.bus import Committed, Rebalance, Record, TopicPartition
+from infra.bus import Committed, Listener, Record, TopicPartition
 from infra.errors import BusError, NotOwner, OffsetLost
 from infra.kafka_link import KafkaLink
+
+log = logging.getLogger(__name__)
 
 _GRACE_S = 0.25
 """The client keeps its own time; a call is left alone only when it is this late, seconds."""
@@ -56,14 +59,14 @@ class _Call:
     task: asyncio.Task[Found]
 
 
-class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # the package has no types
+class _Callbacks(ConsumerRebalanceListener):  # type: ignore[misc]  # the package has no types
     """Passes the client's callbacks on to the member."""
 
     def __init__(self, member: GroupMember) -> None:
         self._member = member
 
     async def on_partitions_revoked(self, revoked: set[KafkaPartition]) -> None:
-        self._member.pause()
+        await self._member.pause()
 
     async def on_partitions_assigned(self, assigned: set[KafkaPartition]) -> None:
         await self._member.take_over(assigned)
@@ -72,11 +75,10 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # the package
 class GroupMember:
     """One member of a consumer group (`infra.bus.Consumer`)."""
 
-    def __init__(self, link: KafkaLink, group: str, *, on_assigned: Rebalance, on_revoked: Rebalance) -> None:
+    def __init__(self, link: KafkaLink, group: str, listener: Listener) -> None:
         self._link = link
         self._group = group
-        self._on_assigned = on_assigned
-        self._on_revoked = on_revoked
+        self._listener = listener
         self._owned: frozenset[TopicPartition] = frozenset()
         self._next: dict[TopicPartition, int] = {}
         self._ready = asyncio.Event()
@@ -110,7 +112,7 @@ class GroupMember:
 
     async def start(self, topics: list[str]) -> None:
         """Join the group and wait for the first assignment."""
-        self._client.subscribe([self._link.prefix + topic for topic in topics], listener=_Listener(self))
+        self._client.subscribe([self._link.prefix + topic for topic in topics], listener=_Callbacks(self))
         try:
             async with self._link.guarded(self._link.limits.join_s, f"joining group {self._group}"):
                 await self._client.start()
@@ -120,10 +122,20 @@ class GroupMember:
             await self.close()
             raise
 
-    def pause(self) -> None:
+    async def pause(self) -> None:
         """Hand out nothing more: a rebalance has begun. What is owned may still be committed."""
         self._epoch += 1
         self._ready.clear()
+        if not self._owned:
+            return
+        try:
+            async with asyncio.timeout(self._link.limits.rebalance_s / 2):
+                await self._listener.on_rebalance()
+        except TimeoutError:
+            # The group would go on without this member: what was not committed is handed out again.
+            log.warning("group %s: the listener took too long at the start of a rebalance", self._group)
+        except Exception as error:  # noqa: BLE001 - the client would log it and go on; the next poll raises it
+            self._broken = error
 
     async def take_over(self, assigned: set[KafkaPartition]) -> None:
         """Tell what was lost, position what is owned, then hand out again."""
@@ -132,11 +144,12 @@ class GroupMember:
         self._owned, self._next = owned, {}
         try:
             if lost:
-                await self._on_revoked(lost)
-            self._next = await self._starting_points(owned)
+                await self._listener.on_revoked(lost)
+            starts = await self._starting_points(owned)
+            elsewhere = await self._listener.on_assigned(starts)
+            self._next = {part: elsewhere.get(part, progress.offset) for part, progress in starts.items()}
             for partition, offset in self._next.items():
                 self._client.seek(self._link.outer(partition), offset)
-            await self._on_assigned(owned)
         except Exception as error:  # noqa: BLE001 - the client would log it and go on; the next poll raises it
             self._broken = error
         else:
@@ -149,18 +162,20 @@ class GroupMember:
         before, self._membership = self._membership, (coordinator.member_id, coordinator.generation)
         return self._membership == (before[0], before[1] + 1)
 
-    async def _starting_points(self, owned: frozenset[TopicPartition]) -> dict[TopicPartition, int]:
+    async def _starting_points(self, owned: frozenset[TopicPartition]) -> dict[TopicPartition, Committed]:
         topics = sorted({partition.topic for partition in owned})
         committed = await self._link.committed(self._group, topics)
-        starts = {partition: progress.offset for partition, progress in committed.items() if partition in owned}
+        starts = {partition: progress for partition, progress in committed.items() if partition in owned}
         for topic in sorted({partition.topic for partition in owned - starts.keys()}):
             for number, offset in (await self._link.begin_offsets(topic)).items():
                 partition = TopicPartition(topic, number)
                 if partition in owned:
-                    starts.setdefault(partition, offset)
+                    starts.setdefault(partition, Committed(offset))
         return starts
 
-    async def poll(self, max_records: int, timeout_s: float) -> list[Record]:
+    async def poll(
+        self, max_records: int, timeout_s: float, *, without: Collection[TopicPartition] = ()
+    ) -> list[Record]:
         """Return up to max_records records, or none after timeout_s; see `infra.bus.Consumer`."""
         self._raise_if_broken()
         started = asyncio.get_running_loop().time()
@@ -168,7 +183,8 @@ class GroupMember:
             self._raise_if_broken()
             return []
         left_s = max(0.0, timeout_s - (asyncio.get_running_loop().time() - started))
-        wanted = [self._link.outer(partition) for partition in self._owned] if max_records > 0 else []
+        asked = self._owned.difference(without) if max_records > 0 else ()
+        wanted = [self._link.outer(partition) for partition in asked]
         found = await self._fetch(wanted or [_NOTHING], max(max_records, 1), left_s)
         return [self._handed_out(record) for records in found.values() for record in records]
 

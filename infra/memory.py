@@ -1,7 +1,7 @@
 """The log in memory: the twin of `kafka.py`, for tests and for a demo in one process. Nothing is durable.
 
 It keeps every promise of `bus.py` and imitates what hurts with the real one, so that a worker that is right here is
-right there: rebalances are eager (all positions of a group go back to what was committed, retained partitions too), a
+right there: rebalances are eager (all positions go back to what was committed, unless the listener says otherwise), a
 commit of a lost partition is refused, an offset that retention removed is an error. `trim` plays the retention and
 `expel` a session that ran out; both exist for tests. One event loop, one process; compaction is not played.
 """
@@ -10,25 +10,26 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from infra import topic_shape
 from infra.bus import (
     Committed,
     Consumer,
     Headers,
+    Listener,
     Position,
     Reader,
-    Rebalance,
     Record,
     TopicPartition,
-    ignore_rebalance,
 )
 from infra.clock import Clock, SystemClock, wait_for
 from infra.errors import BusError, NotOwner, OffsetLost
 from schemas.topics import Topic
+
+T = TypeVar("T")
 
 MAX_METADATA_BYTES = 4096
 """Most bytes of text kept with an offset, as Kafka's `offset.metadata.max.bytes`."""
@@ -112,19 +113,12 @@ class MemoryBus:
         self.notify()
         return Position(place, log.end - 1)
 
-    async def join(
-        self,
-        topics: Sequence[str],
-        group: str,
-        *,
-        on_assigned: Rebalance = ignore_rebalance,
-        on_revoked: Rebalance = ignore_rebalance,
-    ) -> Consumer:
+    async def join(self, topics: Sequence[str], group: str, listener: Listener | None = None) -> Consumer:
         """Join a consumer group; returns with the first assignment."""
         for topic in topics:
             self._topic(topic)
         home = self._groups.setdefault(group, _Group())
-        member = MemoryMember(self, group, frozenset(topics), on_assigned, on_revoked)
+        member = MemoryMember(self, group, frozenset(topics), listener or Listener())
         home.members.append(member)
         await self._rebalance(home)
         return member
@@ -192,10 +186,12 @@ class MemoryBus:
                 "records were removed before they were read"
             )
 
-    def take(self, position: dict[TopicPartition, int], max_records: int) -> list[Record]:
+    def take(
+        self, position: dict[TopicPartition, int], max_records: int, without: Collection[TopicPartition] = ()
+    ) -> list[Record]:
         """Return records from these positions on and move the positions; a part of each partition, in turn."""
         taken: list[Record] = []
-        for partition in list(position):
+        for partition in [part for part in position if part not in without]:
             if len(taken) >= max_records:
                 break
             offset = position.pop(partition)
@@ -216,10 +212,10 @@ class MemoryBus:
         self._arrived.set()
         self._arrived = asyncio.Event()
 
-    def starting_points(self, group: str, owned: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def starting_points(self, group: str, owned: Iterable[TopicPartition]) -> dict[TopicPartition, Committed]:
         """Return where a group goes on: at what it committed, else at the earliest record."""
         committed = self._groups[group].committed
-        return {part: committed[part].offset if part in committed else self._log[part].begin for part in sorted(owned)}
+        return {part: committed.get(part) or Committed(self._log[part].begin) for part in sorted(owned)}
 
     def store(self, group: str, offsets: Mapping[TopicPartition, Committed]) -> None:
         """Keep a group's progress."""
@@ -239,7 +235,7 @@ class MemoryBus:
         async with home.rebalancing:
             members = list(home.members)
             for member in members:
-                member.pause()
+                await member.pause()
             wanted = {part for member in members for topic in member.topics for part in self._partitions(topic)}
             shares = share(sorted(wanted), [(member.topics, member.assignment()) for member in members])
             # All lose before anyone gains: a partition has one owner at a time.
@@ -266,29 +262,34 @@ class MemoryMember:
         bus: MemoryBus,
         group: str,
         topics: frozenset[str],
-        on_assigned: Rebalance,
-        on_revoked: Rebalance,
+        listener: Listener,
     ) -> None:
         self.group = group
         self.topics = topics
         self._bus = bus
-        self._on_assigned = on_assigned
-        self._on_revoked = on_revoked
+        self._listener = listener
         self._owned: frozenset[TopicPartition] = frozenset()
         self._position: dict[TopicPartition, int] = {}
         self._ready = False
+        self._moves = 0
+        """Counts the rebalances and seeks that this member went through."""
         self._broken: Exception | None = None
 
-    async def poll(self, max_records: int, timeout_s: float) -> list[Record]:
+    async def poll(
+        self, max_records: int, timeout_s: float, *, without: Collection[TopicPartition] = ()
+    ) -> list[Record]:
         """Return up to max_records records, or none after timeout_s; see `infra.bus.Consumer`."""
         give_up = self._bus.clock.monotonic() + timeout_s
         while True:
             news = self._bus.news
             if self._broken is not None:
                 raise self._broken
-            if self._ready and max_records > 0 and (found := self._bus.take(self._position, max_records)):
+            if self._ready and max_records > 0 and (found := self._bus.take(self._position, max_records, without)):
+                moves = self._moves
                 await asyncio.sleep(0)
-                return found
+                if moves == self._moves:
+                    return found
+                continue  # a rebalance moved the positions meanwhile: what they bring now is right
             left_s = give_up - self._bus.clock.monotonic()
             if left_s <= 0:
                 await asyncio.sleep(0)
@@ -311,6 +312,7 @@ class MemoryMember:
         """Continue an owned partition at this offset."""
         if partition not in self._owned:
             raise NotOwner(f"group {self.group}: cannot seek in {partition}, it belongs to another member")
+        self._moves += 1
         self._position[partition] = offset
 
     async def close(self) -> None:
@@ -320,32 +322,38 @@ class MemoryMember:
 
     # What a rebalance does to a member.
 
-    def pause(self) -> None:
-        """Hand out nothing more until the assignment is known."""
+    async def pause(self) -> None:
+        """Hand out nothing more until the assignment is known; what is owned may still be committed."""
         self._ready = False
+        self._moves += 1
+        if self._owned:
+            await self._guarded(self._listener.on_rebalance())
 
     async def lose(self, lost: frozenset[TopicPartition]) -> None:
         """Give partitions up."""
         self._owned -= lost
         if lost:
-            await self._guarded(self._on_revoked, lost)
+            await self._guarded(self._listener.on_revoked(lost))
 
     async def gain(self, owned: frozenset[TopicPartition]) -> None:
-        """Own partitions, from the committed offset on, the retained ones too."""
+        """Own partitions, from the committed offset on unless the listener says otherwise."""
         self._owned = owned
-        self._position = self._bus.starting_points(self.group, owned)
-        await self._guarded(self._on_assigned, owned)
+        starts = self._bus.starting_points(self.group, owned)
+        self._position = {part: progress.offset for part, progress in starts.items()}
+        elsewhere = await self._guarded(self._listener.on_assigned(starts))
+        self._position |= elsewhere or {}
         self._ready = True
 
     def forget(self) -> None:
         """Own nothing more."""
         self._owned, self._position, self._ready = frozenset(), {}, False
 
-    async def _guarded(self, callback: Rebalance, partitions: frozenset[TopicPartition]) -> None:
+    async def _guarded(self, told: Awaitable[T]) -> T | None:
         try:
-            await callback(partitions)
+            return await told
         except Exception as error:  # noqa: BLE001 - it is this member's error, not that of who joined; poll raises it
             self._broken = error
+            return None
 
 
 class MemoryReader:

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from infra.errors import RollmillError
@@ -66,13 +66,20 @@ async def until_stopped(work: Awaitable[None], stop: Stop | None = None) -> None
             loop.remove_signal_handler(number)
 
 
-def run_service(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
-    """Run a service's main coroutine and return the process's exit code."""
+def run_service(
+    main: Callable[[], Coroutine[Any, Any, None]], *, codes: Mapping[type[RollmillError], int] | None = None
+) -> int:
+    """Run a service's main coroutine and return the process's exit code.
+
+    Args:
+        main: what the process does.
+        codes: exit codes of some errors; all others of ours end with 1.
+    """
     try:
         asyncio.run(main())
     except RollmillError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the last word of a process goes to its terminal
-        return 1
+        return next((code for kind, code in (codes or {}).items() if isinstance(error, kind)), 1)
     except KeyboardInterrupt:
         return INTERRUPTED  # before the service took over the signals: nothing was begun
     return 0

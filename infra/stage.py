@@ -9,19 +9,21 @@ group; any number of them share the work. This file knows no particular stage.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from infra.bus import Bus
+from infra.bus import Bus, TopicPartition
 from infra.clock import Clock
-from infra.errors import boundary
+from infra.errors import ConfigError, boundary
 from infra.events import EventLog
+from infra.isolation import Alone, isolation
 from infra.middleware import Call, Job, Middleware, Output, Result, Settle, compose
 from infra.middleware.deadline import budget, start_by
 from infra.middleware.events import events
 from infra.middleware.retry import retry
+from infra.reading import read_between
 from infra.wire import Publisher, pack
 from infra.worker import Limits, Worker
 from schemas.message import Message
@@ -83,6 +85,7 @@ class Member:
         worker: str,
         limits: Limits | None = None,
         first: bool = False,
+        alone: Alone | None = None,
     ) -> None:
         """Build a member.
 
@@ -93,17 +96,21 @@ class Member:
             worker: its name in events, such as `run-3@host`.
             limits: bounds of the worker.
             first: the stage starts tasks, so it is the one that checks `start_by_ms`.
+            alone: runs a record in a process of its own; without it suspects run as all others do.
         """
+        self._bus = bus
+        self._clock = clock
+        self._sources = {topic.name: topic for topic in stage.sources}
         publisher = Publisher(bus, clock, worker)
         self._events = EventLog(publisher, clock, worker)
         starts = (start_by(clock),) if first else ()
-        call = stage.call(events(self._events, clock), *starts, retry(), budget(stage.name))
+        around = (isolation(alone), events(self._events, clock), *starts, retry(), budget(stage.name))
         self._worker = Worker(
             bus=bus,
             clock=clock,
             stage=stage.name,
             sources=stage.sources,
-            call=call,
+            call=stage.call(*around),
             publisher=publisher,
             limits=limits or Limits(),
         )
@@ -114,9 +121,24 @@ class Member:
 
     async def run(self) -> None:
         """Work until stopped or cancelled."""
+        await self._reported(self._worker.run())
+
+    async def run_only(self, tp: TopicPartition, offset: int) -> None:
+        """Work on one record, in no group; what follows from it is published, and nothing is committed.
+
+        Raises:
+            ConfigError: the stage does not read that topic, or the record is not in the log.
+            BusError: the log is away.
+        """
+        if tp.topic not in self._sources:
+            raise ConfigError(f"this stage reads {', '.join(self._sources)}, so it cannot work on {tp.topic}")
+        async for record in read_between(self._bus, self._clock, {tp: offset}, {tp: offset + 1}):
+            await self._reported(self._worker.work_on(record))
+
+    async def _reported(self, work: Coroutine[None, None, None]) -> None:
         reporting = asyncio.create_task(self._events.run())
         try:
-            await self._worker.run()
+            await work
         finally:
             reporting.cancel()
             with suppress(asyncio.CancelledError):

@@ -3,10 +3,13 @@
 Promises:
 
 - many jobs run at once per partition and end in any order; a record is committed only when its output is
-  acknowledged and every record before it is done (`offsets.py`);
-- a record whose partition is lost is cancelled and never committed from here; what it already published is
-  arbitrated like any record;
-- a record handed out again after a rebalance while it is in work is not worked on twice;
+  acknowledged and every record before it is done, and the commit says which ones after it are (`offsets.py`);
+- the loop never stops polling while jobs run, so no job is too long for the group;
+- jobs of partitions that stay through a rebalance go on; those of lost ones are cancelled and never committed from
+  here, and what they already published is arbitrated like any record;
+- after an assignment the first records are started only once the log knows that they were: a record that kills its
+  worker is known by that, and runs alone (`isolation.py`);
+- a record of a retry tier that is not due yet holds up its own partition and nothing else, and takes no place;
 - a record that cannot be read, or not be passed on, goes to `dead` and the stream goes on;
 - when the log itself is away for longer than its limit the worker ends with a BusError: whoever supervises it starts
   it again, and nothing is lost, since nothing was committed.
@@ -18,21 +21,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from infra.bus import Bus, Consumer, Record, TopicPartition
+from infra.bus import Bus, Committed, Consumer, Listener, Record, TopicPartition
 from infra.clock import Clock, wait_for
 from infra.errors import BusError, NotOwner, TooLarge
 from infra.middleware import Call, Job, Result
 from infra.middleware.dead_letter import bury
-from infra.offsets import Progress
+from infra.offsets import Progress, Start
 from infra.wire import Publisher, trace_of, unpack
 from schemas.codec import DecodeError
 from schemas.topics import Topic
 
 log = logging.getLogger(__name__)
+
+
+FIRST_COMMIT_S = 60.0
+"""Longest wait for the commit before the first records of a partition are started, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +51,27 @@ class Limits:
 
     max_in_flight: int = 64
     """Records worked on at once."""
+    max_bytes: int = 256 * 1024 * 1024
+    """Records worked on at once, in bytes as they lie in the log; one record more than that may be."""
     poll_s: float = 0.2
     """Longest wait of one poll, seconds."""
     commit_every_s: float = 0.25
     """Progress is committed this often, seconds."""
     drain_s: float = 10.0
     """Jobs may finish this long after a stop is asked for, seconds; the rest is handed back."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A record in flight, under the ownership that it was handed out in: after a rebalance it may be another's."""
+
+    record: Record
+    progress: Progress
+    start: Start
+
+    @property
+    def size(self) -> int:
+        return len(self.record.value or b"")
 
 
 class Worker:
@@ -71,8 +96,16 @@ class Worker:
         self._publisher = publisher
         self._limits = limits
         self._progress: dict[TopicPartition, Progress] = {}
-        self._jobs: dict[asyncio.Task[None], tuple[Record, Progress]] = {}
-        self._sleeping: set[asyncio.Task[Any]] = set()
+        self._committed: dict[TopicPartition, Committed] = {}
+        self._fresh: set[TopicPartition] = set()
+        """Partitions of which nothing was started yet."""
+        self._held: dict[TopicPartition, int] = {}
+        """Partition of a retry tier -> when its next record is due, milliseconds since the epoch."""
+        self._waiting: deque[Record] = deque()
+        """Records that were fetched and have no room yet."""
+        self._jobs: dict[asyncio.Task[None], _Work] = {}
+        self._bytes = 0
+        self._consumer: Consumer | None = None
         self._stopping = asyncio.Event()
         self._slot_free = asyncio.Event()
         self._broken: BaseException | None = None
@@ -89,131 +122,214 @@ class Worker:
 
     async def run(self) -> None:
         """Work until stopped or cancelled. Raises BusError when the log is away for too long."""
-        consumer = await self._bus.join(
-            list(self._sources), self._stage, on_assigned=self._assigned, on_revoked=self._revoked
-        )
-        committing = asyncio.create_task(self._commit_regularly(consumer))
+        listener = Listener(on_rebalance=self._rebalancing, on_revoked=self._revoked, on_assigned=self._assigned)
+        self._consumer = consumer = await self._bus.join(list(self._sources), self._stage, listener)
+        committing = asyncio.create_task(self._commit_regularly(), name=f"{self._stage}: commits")
+        committing.add_done_callback(self._stopped_committing)
         try:
             await self._take_work(consumer)
-            await self._drain()
+            await self._drain(consumer)
         finally:
             committing.cancel()
             await asyncio.gather(committing, return_exceptions=True)
             await self._hand_back()
-            await self._commit(consumer)
+            await self._commit(handed_back=True)
             await consumer.close()
         if self._broken is not None:
             raise self._broken
 
+    async def work_on(self, record: Record) -> None:
+        """Work on one record outside any group, and commit nothing."""
+        await self._work(_Work(record, Progress(Committed(record.offset)), Start(0)))
+
+    # Taking work.
+
     async def _take_work(self, consumer: Consumer) -> None:
         while not self._stopping.is_set():
-            free = self._limits.max_in_flight - len(self._jobs)
-            if free <= 0:
-                await self._wait_for_slot()
+            room = self._limits.max_in_flight - len(self._jobs)
+            if room <= 0 or self._bytes >= self._limits.max_bytes:
+                await self._wait_for_slot(self._limits.poll_s)
                 await consumer.poll(0, 0.0)
                 continue
-            for record in await consumer.poll(free, self._limits.poll_s):
-                self._dispatch(record)
+            if not self._waiting:
+                self._waiting.extend(await consumer.poll(room, self._limits.poll_s, without=self._shut()))
+            await self._start(consumer, await self._admit(consumer))
 
-    async def _wait_for_slot(self) -> None:
+    async def _wait_for_slot(self, seconds: float) -> None:
         self._slot_free.clear()
-        await wait_for(self._slot_free, self._clock, self._limits.poll_s)
+        await wait_for(self._slot_free, self._clock, seconds)
 
-    def _dispatch(self, record: Record) -> None:
-        progress = self._progress.setdefault(record.tp, Progress())
-        if not progress.start(record.offset):
-            return  # handed out again by a rebalance while in work or done
-        job = asyncio.create_task(self._work(record), name=f"{self._stage}:{record.tp}:{record.offset}")
-        self._jobs[job] = (record, progress)
-        job.add_done_callback(self._ended)
+    def _shut(self) -> set[TopicPartition]:
+        """Return the partitions of which nothing may be started now."""
+        now_ms = self._clock.now_ms()
+        self._held = {tp: due_ms for tp, due_ms in self._held.items() if due_ms > now_ms}
+        return self._held.keys() | {tp for tp, progress in self._progress.items() if progress.full}
 
-    async def _work(self, record: Record) -> None:
-        topic = self._sources[record.topic]
-        if topic.delay_ms:
-            await self._until(record.timestamp_ms + topic.delay_ms)
+    async def _admit(self, consumer: Consumer) -> list[_Work]:
+        """Take fetched records into flight as far as there is room for their bytes."""
+        admitted = []
+        while self._waiting and self._bytes < self._limits.max_bytes:
+            record = self._waiting.popleft()
+            progress = self._progress.get(record.tp)
+            if progress is None or await self._hold(consumer, record):
+                continue
+            start = progress.start(record.offset)
+            if start is not None:  # else it was handed out again, and is in flight or done
+                work = _Work(record, progress, start)
+                self._bytes += work.size
+                admitted.append(work)
+        return admitted
+
+    async def _hold(self, consumer: Consumer, record: Record) -> bool:
+        """Go back to a record that is not due yet, and leave its partition alone until then."""
+        due_ms = record.timestamp_ms + self._sources[record.topic].delay_ms
+        if due_ms <= self._clock.now_ms():
+            return False
+        self._held[record.tp] = due_ms
+        # Those behind it come again after it: progress needs the order of the log.
+        self._waiting = deque(other for other in self._waiting if other.tp != record.tp)
+        with suppress(NotOwner):
+            await consumer.seek(record.tp, record.offset)
+        return True
+
+    async def _start(self, consumer: Consumer, admitted: Sequence[_Work]) -> None:
+        fresh = self._fresh & {work.record.tp for work in admitted}
+        if fresh:
+            await self._count_starts(consumer)
+            self._fresh -= fresh
+        for work in admitted:
+            if self._progress.get(work.record.tp) is not work.progress:
+                self._bytes -= work.size  # lost while the count was committed
+                continue
+            job = asyncio.create_task(self._work(work), name=f"{self._stage}:{work.record.tp}:{work.record.offset}")
+            self._jobs[job] = work
+            job.add_done_callback(self._ended)
+
+    async def _count_starts(self, consumer: Consumer) -> None:
+        """Commit how often what is in flight was started; a rebalance may go on meanwhile."""
+        give_up = self._clock.monotonic() + FIRST_COMMIT_S
+        while not await self._commit():
+            if self._clock.monotonic() > give_up:
+                raise BusError(
+                    f"{self._stage}: waited {FIRST_COMMIT_S:g} s to commit the first records of an assignment; "
+                    "the group does not settle: look for members that come and go"
+                )
+            await consumer.poll(0, self._limits.poll_s)
+
+    # Working.
+
+    async def _work(self, work: _Work) -> None:
+        record = work.record
         try:
-            received = await unpack(topic, record)
+            received = await unpack(self._sources[record.topic], record)
         except DecodeError as error:
             log.warning("%s: unreadable record %s:%d to dead: %s", self._stage, record.tp, record.offset, error)
-            await bury(self._bus, self._clock, record, stage=self._stage, cause=str(error))
+            await self._bury(record, str(error))
             return
-        result = await self._call(Job(self._stage, received))
+        died = partial(work.progress.died, record.offset)
+        result = await self._call(Job(self._stage, received, work.start, died))
         try:
             await self._publish(record, result)
         except TooLarge as error:
             # A task at the log's own limit cannot be sent on; the reaper ends its sample.
             log.warning("%s: %s:%d to dead, it cannot be passed on: %s", self._stage, record.tp, record.offset, error)
-            await bury(self._bus, self._clock, record, stage=self._stage, cause=str(error))
-
-    async def _until(self, due_ms: int) -> None:
-        """Sleep until a record of a retry tier is due; a stop does not wait for that."""
-        job = asyncio.current_task()
-        assert job is not None, "called from a job"
-        self._sleeping.add(job)
-        try:
-            await self._clock.sleep(max(0, due_ms - self._clock.now_ms()) / 1000)
-        finally:
-            self._sleeping.discard(job)
+            await self._bury(record, str(error))
 
     async def _publish(self, record: Record, result: Result) -> None:
         output = result.output
         if output is not None:
             await self._publisher.publish(output.topic, output.message, packed=output.packed, trace=trace_of(record))
+        if result.dead:
+            await self._bury(record, result.dead)
         if result.settle is not None:
             await result.settle()
 
+    async def _bury(self, record: Record, cause: str) -> None:
+        await bury(self._bus, self._clock, record, stage=self._stage, cause=cause)
+
     def _ended(self, job: asyncio.Task[None]) -> None:
-        # The progress of the ownership that the job began under: after a rebalance it may be another's.
-        record, progress = self._jobs.pop(job)
+        work = self._jobs.pop(job)
+        self._bytes -= work.size
         self._slot_free.set()
         if job.cancelled():
             return
         error = job.exception()
         if error is None:
-            progress.finish(record.offset)
+            work.progress.finish(work.record.offset)
             return
         # Every expected failure is a record by now: this is the log being away, or a bug of the loop.
-        log.error("%s: stops at %s:%d: %r", self._stage, record.tp, record.offset, error)
+        self._break(error, f"{work.record.tp}:{work.record.offset}")
+
+    def _break(self, error: BaseException, where: str) -> None:
+        log.error("%s: stops at %s: %r", self._stage, where, error)
         self._broken = self._broken or error
         self.stop()
 
-    async def _commit_regularly(self, consumer: Consumer) -> None:
+    # Committing.
+
+    async def _commit_regularly(self) -> None:
         while True:
             await self._clock.sleep(self._limits.commit_every_s)
-            await self._commit(consumer)
+            await self._commit()
 
-    async def _commit(self, consumer: Consumer) -> None:
-        owned = consumer.assignment()
-        offsets = {
-            tp: committed
-            for tp, progress in self._progress.items()
-            if tp in owned and (committed := progress.committable()) is not None
-        }
-        if not offsets:
-            return
+    def _stopped_committing(self, committing: asyncio.Task[None]) -> None:
+        if not committing.cancelled() and (error := committing.exception()) is not None:
+            self._break(error, "its commits")
+
+    async def _commit(self, *, handed_back: bool = False) -> bool:
+        """Commit what has changed; False if that failed: it is tried again."""
+        if self._consumer is None:
+            return True  # joining: nothing was started yet
+        owned = self._consumer.assignment()
+        progress = {tp: self._progress[tp].committable(handed_back=handed_back) for tp in owned & self._progress.keys()}
+        changed = {tp: done for tp, done in progress.items() if self._committed.get(tp) != done}
+        if not changed:
+            return True
         try:
-            await consumer.commit(offsets)
+            await self._consumer.commit(changed)
         except NotOwner as error:
             log.info("%s: progress not committed, a rebalance is under way: %s", self._stage, error)
+            return False
         except BusError as error:
             log.warning("%s: progress not committed, tried again soon: %s", self._stage, error)
+            return False
+        self._committed |= {tp: done for tp, done in changed.items() if tp in self._progress}
+        return True
 
-    async def _assigned(self, owned: frozenset[TopicPartition]) -> None:
-        log.info("%s: owns %d partitions", self._stage, len(owned))
+    # What the group tells.
+
+    async def _rebalancing(self) -> None:
+        """Say how far everything is while that still counts: another member may go on from there."""
+        await self._commit(handed_back=True)
 
     async def _revoked(self, lost: frozenset[TopicPartition]) -> None:
         """Cancel the work of lost partitions: another member does it now."""
-        for job, (record, _) in list(self._jobs.items()):
-            if record.tp in lost:
+        for job, work in list(self._jobs.items()):
+            if work.record.tp in lost:
                 job.cancel()
         for tp in lost:
             self._progress.pop(tp, None)
+            self._committed.pop(tp, None)
+            self._held.pop(tp, None)
 
-    async def _drain(self) -> None:
-        for job in self._sleeping:
-            job.cancel()
-        if self._jobs and self._broken is None:
-            await asyncio.wait(list(self._jobs), timeout=self._limits.drain_s)
+    async def _assigned(self, starts: Mapping[TopicPartition, Committed]) -> Mapping[TopicPartition, int]:
+        """Go on with what was kept, and take up what is new where its last owner left it."""
+        log.info("%s: owns %d partitions", self._stage, len(starts))
+        kept = starts.keys() & self._progress.keys()
+        for tp in starts.keys() - kept:
+            self._progress[tp] = Progress(starts[tp])
+            self._fresh.add(tp)
+        self._waiting.clear()  # it is fetched again: nothing of it was started
+        return {tp: self._progress[tp].next_offset for tp in kept}
+
+    # Leaving.
+
+    async def _drain(self, consumer: Consumer) -> None:
+        """Let jobs finish, and keep the membership meanwhile: their commits count."""
+        give_up = self._clock.monotonic() + self._limits.drain_s
+        while self._jobs and self._broken is None and (left_s := give_up - self._clock.monotonic()) > 0:
+            await self._wait_for_slot(min(left_s, self._limits.poll_s))
+            await consumer.poll(0, 0.0)
 
     async def _hand_back(self) -> None:
         """Cancel what did not finish: its records are not committed and will be handed out again."""

@@ -1,46 +1,88 @@
 """One stage as one process: `python -m stages.run --config FILE --set a.b=c`.
 
 Connects to the log, checks that the topics are as the table says, joins the stage's consumer group and works until a
-signal asks it to finish.
+signal asks it to finish. With `--only TOPIC:PARTITION:OFFSET` it works on that record alone, in no group, and ends:
+so a worker runs what may have killed workers before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from infra.bus import Bus
+from infra.bus import Bus, TopicPartition
 from infra.clock import Clock, SystemClock
 from infra.config import Config, load
 from infra.connect import connected
+from infra.errors import BusError
+from infra.isolation import LOG_AWAY, Alone, ChildProcess
 from infra.service import run_service, set_up_logging, until_stopped, worker_name
-from infra.stage import Member
-
-Work = Callable[[Bus, Clock, Config, str], Awaitable[None]]
-"""(bus, clock, configuration, worker name) -> runs one member until it is stopped."""
+from infra.stage import In, Member, Out, Stage
+from infra.worker import Limits
 
 
-def stage_command(name: str, work: Work) -> click.Command:
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a stage's process is made in."""
+
+    bus: Bus
+    """The log."""
+    clock: Clock
+    """Time."""
+    config: Config
+    """All settings."""
+    worker: str
+    """This process's name in events and records."""
+    alone: Alone | None
+    """Runs a record in a process of its own; None in such a process."""
+
+    def member(self, stage: Stage[In, Out], limits: Limits, *, first: bool = False) -> Member:
+        """Return a member of a stage's group; `first` as for `infra.stage.Member`."""
+        return Member(stage, self.bus, self.clock, worker=self.worker, limits=limits, first=first, alone=self.alone)
+
+
+MakeMember = Callable[[Surroundings], AbstractAsyncContextManager[Member]]
+"""Connects a stage to what it needs, for as long as its member works."""
+
+
+def stage_command(name: str, make: MakeMember) -> click.Command:
     """Return the command line of a stage's process."""
 
     @click.command(name, help=f"Run one {name.upper()} worker.")
     @click.option("--config", "path", type=click.Path(path_type=Path), help="TOML file with settings.")
     @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Overrides a setting.")
-    def command(path: Path | None, overrides: tuple[str, ...]) -> None:
+    @click.option("--only", "place", metavar="TOPIC:PARTITION:OFFSET", help="Work on this record and end.")
+    def command(path: Path | None, overrides: tuple[str, ...], place: str | None) -> None:
         set_up_logging()
+        only = None if place is None else _place(place)
 
         async def main() -> None:
             config = load(path, overrides)
             async with connected(config.bus, client=name) as bus:
-                await work(bus, SystemClock(), config, worker_name(name))
+                # The same command again, however it was called.
+                alone = ChildProcess(sys.orig_argv[1:]) if only is None else None
+                around = Surroundings(
+                    bus=bus, clock=SystemClock(), config=config, worker=worker_name(name), alone=alone
+                )
+                async with make(around) as member:
+                    if only is None:
+                        await until_stopped(member.run(), member.stop)
+                    else:
+                        await until_stopped(member.run_only(*only))
 
-        raise SystemExit(run_service(main))
+        raise SystemExit(run_service(main, codes={} if only is None else {BusError: LOG_AWAY}))
 
     return command
 
 
-async def run_member(member: Member) -> None:
-    """Run one member until a signal asks it to stop."""
-    await until_stopped(member.run(), member.stop)
+def _place(text: str) -> tuple[TopicPartition, int]:
+    topic, _, rest = text.partition(":")
+    partition, _, offset = rest.partition(":")
+    if not (topic and partition.isdigit() and offset.isdigit()):
+        raise click.BadParameter(f"{text!r} is no place; expected TOPIC:PARTITION:OFFSET, such as tasks:0:17")
+    return TopicPartition(topic, int(partition)), int(offset)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +23,7 @@ from clickhouse_connect.datatypes.registry import get_from_name
 from clickhouse_connect.driver.asyncclient import AsyncClient
 from clickhouse_connect.driver.insert import InsertContext
 
-from infra.bus import Bus, Committed, Consumer, Record, TopicPartition
+from infra.bus import Bus, Committed, Consumer, Listener, Record, TopicPartition
 from infra.clickhouse import schema
 from infra.clickhouse.client import FAILURES, Address, StoreError, connect, explained
 from infra.clickhouse.ranges import PartitionBuffer, Range, Want
@@ -130,9 +130,8 @@ class Sink:
         try:
             if not await self._patiently(self._open):
                 return
-            consumer = await self._bus.join(
-                list(self._streams), self._group, on_assigned=self._assigned, on_revoked=self._revoked
-            )
+            listener = Listener(on_assigned=self._assigned, on_revoked=self._revoked)
+            consumer = await self._bus.join(list(self._streams), self._group, listener)
             while not self._stopping.is_set():
                 flush = await self._round(consumer, flush)
             await self._drain(consumer, flush)
@@ -299,18 +298,12 @@ class Sink:
             return
         await wait_for(self._stopping, self._clock, seconds)
 
-    async def _assigned(self, partitions: frozenset[TopicPartition]) -> None:
+    async def _assigned(self, starts: Mapping[TopicPartition, Committed]) -> Mapping[TopicPartition, int]:
         """Begin a buffer for each partition that is new to this member; one that was kept keeps its buffer."""
-        by_topic: dict[str, dict[int, Committed]] = {}
-        for tp in partitions - self._buffers.keys():
-            if tp.topic not in by_topic:
-                by_topic[tp.topic] = await self._bus.committed(self._group, tp.topic)
-            committed = by_topic[tp.topic].get(tp.partition) or Committed(await self._begin(tp))
-            wait_s = self._streams[tp.topic].wait_s
-            self._buffers[tp] = PartitionBuffer(tp, committed, wait_s=wait_s)
-
-    async def _begin(self, tp: TopicPartition) -> int:
-        return (await self._bus.begin_offsets(tp.topic)).get(tp.partition, 0)
+        kept = {tp: self._buffers[tp].next_offset for tp in starts.keys() & self._buffers.keys()}
+        for tp in starts.keys() - self._buffers.keys():
+            self._buffers[tp] = PartitionBuffer(tp, starts[tp], wait_s=self._streams[tp.topic].wait_s)
+        return kept
 
     async def _revoked(self, partitions: frozenset[TopicPartition]) -> None:
         """Forget what is not stored: whoever owns the partition next reads it again."""

@@ -1,6 +1,6 @@
 """One concern per file around a stage's handler: a middleware takes a call and gives a call.
 
-    events( start_by( retry( budget( handle ))))        start_by and budget: `deadline.py`
+    isolation( events( start_by( retry( budget( handle )))))        start_by and budget: `deadline.py`
 
 A `Job` is one record with its message; a `Result` is what must be in the log before the record is done. Handlers
 return an output or raise `infra.errors.Failure`; only `retry.py` turns a Failure into a record. Beside them lie the two
@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Generic, TypeVar
 
+from infra.offset_map import MAX_STARTS
+from infra.offsets import NEVER, Start
 from infra.wire import Packed, Received
 from schemas.message import Message
 from schemas.messages import Episode, Rollout, Task
@@ -49,6 +51,13 @@ class Result:
     """What follows the acknowledgement."""
     detail: str = ""
     """Cause, for an end that is not a success."""
+    dead: str = ""
+    """Cause, when the record that was worked on goes to `dead` as well."""
+
+
+def _not_counted() -> Start:
+    """Where nobody counts deaths the first one decides."""
+    return Start(MAX_STARTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +68,10 @@ class Job:
     """The stage that works on it."""
     received: Received[Any]
     """The record and its message."""
+    start: Start = NEVER
+    """How often it was started before without an end."""
+    died: Callable[[], Start] = _not_counted
+    """Counts that it killed a process that ran nothing else."""
 
     @property
     def task(self) -> Task:

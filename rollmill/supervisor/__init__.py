@@ -1,7 +1,7 @@
 """Runs the services of one machine: start in order, restart, stop in reverse order, leave no orphans.
 
 `service.py` is the data, `supervisor.py` the order, `instance.py` the lives of one instance, `process.py` one process
-on its leash (`leash.py`), `logfile.py` what it says, `readiness.py` the ways to know that a service is ready,
+on its leash (`infra/leash.py`), `logfile.py` what it says, `readiness.py` the ways to know that a service is ready,
 `runfile.py` who supervises a directory. Nothing here knows Rollmill's own services: `rollmill/services.py` lists them.
 """
 

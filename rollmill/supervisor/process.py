@@ -1,8 +1,8 @@
 """One child process: on a leash, in a session of its own, its output in a log file.
 
 Promises: the pid is that of the program itself, not of a wrapper; when a life is over, by itself or by `stop`, nothing
-that it started in its process group is left; the child ends when the supervisor does (`leash.py`). It does not know
-restarts, readiness or other services.
+that it started in its process group is left; the child ends when the supervisor does (`infra/leash.py`). It does not
+know restarts, readiness or other services.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra import leash
 from infra.broker.pidfile import identity_of
 from rollmill.supervisor.errors import NotStopped
 from rollmill.supervisor.logfile import LogFile
 
-LEASH = Path(__file__).with_name("leash.py")
+LEASH = Path(leash.__file__)
 
 OUTPUT_LIMIT_S = 1.0
 """Longest wait for the last output of a process that has ended."""

@@ -7,7 +7,7 @@
 
 Invariants: a service starts when all that it is `after` are ready, and ends before any of them does; independent ones
 start and end side by side. Every wait has a limit, and its error shows the end of the log. Nothing outlives the
-supervisor (`leash.py`). It does not know what the services are (`rollmill/services.py` does).
+supervisor (`infra/leash.py`). It does not know what the services are (`rollmill/services.py` does).
 """
 
 from __future__ import annotations

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from infra.bus import Bus
-from infra.clock import Clock
-from infra.config import Config
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 from infra.stage import Member
 from stages.eval.stage import grade
-from stages.process import run_member, stage_command
+from stages.process import Surroundings, stage_command
 from stages.wiring import eval_stage
 
 
-async def work(bus: Bus, clock: Clock, config: Config, worker: str) -> None:
-    """Run one member of the stage's group until it is stopped."""
-    await run_member(Member(eval_stage(grade), bus, clock, worker=worker, limits=config.eval.limits()))
+@asynccontextmanager
+async def member(around: Surroundings) -> AsyncIterator[Member]:
+    """Give a member of the stage's group."""
+    yield around.member(eval_stage(grade), around.config.eval.limits())
 
 
-command = stage_command("eval", work)
+command = stage_command("eval", member)
 
 if __name__ == "__main__":
     command()

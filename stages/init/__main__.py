@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from infra.bus import Bus
-from infra.clock import Clock
-from infra.config import Config
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 from infra.envhost.client import HttpEnvHost
 from infra.stage import Member
 from stages.init.stage import InitStage
-from stages.process import run_member, stage_command
+from stages.process import Surroundings, stage_command
 from stages.wiring import init_stage
 
 
-async def work(bus: Bus, clock: Clock, config: Config, worker: str) -> None:
-    """Run one member of the stage's group until it is stopped."""
-    host = HttpEnvHost(config.envhost.address, clock=clock)
-    init = init_stage(InitStage(host).handle)
+@asynccontextmanager
+async def member(around: Surroundings) -> AsyncIterator[Member]:
+    """Give a member of the stage's group that is connected to the environment host."""
+    host = HttpEnvHost(around.config.envhost.address, clock=around.clock)
     try:
-        await run_member(Member(init, bus, clock, worker=worker, limits=config.init.limits(), first=True))
+        yield around.member(init_stage(InitStage(host).handle), around.config.init.limits(), first=True)
     finally:
         await host.disconnect()
 
 
-command = stage_command("init", work)
+command = stage_command("init", member)
 
 if __name__ == "__main__":
     command()

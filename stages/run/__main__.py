@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-from infra.bus import Bus
-from infra.clock import Clock
-from infra.config import Config
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 from infra.envhost.client import HttpEnvHosts
 from infra.inference.patient import PatientPolicy
 from infra.inference.vllm import VllmClient
 from infra.stage import Member
-from stages.process import run_member, stage_command
+from stages.process import Surroundings, stage_command
 from stages.run.render import Renderer
 from stages.run.stage import RunStage
 from stages.wiring import run_stage
 
 
-async def work(bus: Bus, clock: Clock, config: Config, worker: str) -> None:
-    """Run one member of the stage's group until it is stopped."""
-    hosts, policy = HttpEnvHosts(clock=clock), VllmClient(config.policy.url, model=config.policy.name)
+@asynccontextmanager
+async def member(around: Surroundings) -> AsyncIterator[Member]:
+    """Give a member of the stage's group that is connected to the environment hosts and the policy."""
+    settings, clock = around.config.policy, around.clock
+    hosts, policy = HttpEnvHosts(clock=clock), VllmClient(settings.url, model=settings.name)
     run = RunStage(
         hosts=hosts,
-        policy=PatientPolicy(policy, clock, wait_s=config.policy.wait_s),
-        renderer=Renderer(config.policy.model),
+        policy=PatientPolicy(policy, clock, wait_s=settings.wait_s),
+        renderer=Renderer(settings.model),
         clock=clock,
-        worker=worker,
-        backend=config.policy.url,
+        worker=around.worker,
+        backend=settings.url,
     )
     try:
-        await run_member(Member(run_stage(run.handle), bus, clock, worker=worker, limits=config.run.limits()))
+        yield around.member(run_stage(run.handle), around.config.run.limits())
     finally:
         await hosts.disconnect()
         await policy.close()
 
 
-command = stage_command("run", work)
+command = stage_command("run", member)
 
 if __name__ == "__main__":
     command()

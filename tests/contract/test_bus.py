@@ -6,14 +6,14 @@ import asyncio
 import itertools
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
 import pytest
 from aiokafka import TopicPartition as KafkaPartition
 from aiokafka.admin import RecordsToDelete
 
-from infra.bus import Bus, Committed, Consumer, Reader, Record, TopicPartition
+from infra.bus import Bus, Committed, Consumer, Listener, Reader, Record, TopicPartition
 from infra.errors import BusError, ConfigError, NotOwner, OffsetLost
 from infra.kafka import KafkaBus, KafkaLimits
 from infra.memory import MemoryBus
@@ -330,6 +330,24 @@ class TestGroup:
 
         assert max(sizes) <= 5
 
+    async def test_a_partition_can_be_left_alone_for_a_while(self, bus: Bus) -> None:
+        """A poll without it hands out the others only; later it goes on in order, with nothing lost."""
+        shut = TopicPartition("work", 1)
+        await fill(bus, "work", 8, partition=None)
+        member = await bus.join(["work"], "g")
+        others: list[Record] = []
+        give_up = time.monotonic() + WAIT_S
+        while len(others) < 6:
+            assert time.monotonic() < give_up, f"waited {WAIT_S} s for six records, got {others}"
+            others += await member.poll(10, 0.2, without={shut})
+        nothing = await member.poll(10, 0.05, without={shut})
+        later = await receive(member, 2)
+        await member.close()
+
+        assert {record.tp for record in others} == ALL - {shut}
+        assert nothing == []
+        assert [(record.tp, record.offset) for record in later] == [(shut, 0), (shut, 1)]
+
     async def test_a_cancelled_poll_loses_nothing(self, bus: Bus) -> None:
         """A poll whose caller leaves hands its records out later."""
         member = await bus.join(["one"], "g")
@@ -391,22 +409,32 @@ class Member:
     def __init__(self) -> None:
         self.found: list[Record] = []
         self.assigned: list[frozenset[TopicPartition]] = []
+        self.starts: list[Mapping[TopicPartition, Committed]] = []
         self.revoked: list[frozenset[TopicPartition]] = []
+        self.last_words: Mapping[TopicPartition, Committed] = {}
+        """Committed when a rebalance begins."""
+        self.go_on: Mapping[TopicPartition, int] = {}
+        """Where to go on after a rebalance, instead of at the committed offsets."""
         self.consumer: Consumer
         self._polling: asyncio.Task[None]
 
     async def join(self, bus: Bus, name: str = "work") -> Member:
-        self.consumer = await bus.join(
-            [name], "g", on_assigned=self._append(self.assigned), on_revoked=self._append(self.revoked)
-        )
+        listener = Listener(on_rebalance=self._rebalance, on_revoked=self._revoke, on_assigned=self._assign)
+        self.consumer = await bus.join([name], "g", listener)
         self._polling = asyncio.create_task(self._poll())
         return self
 
-    def _append(self, where: list[frozenset[TopicPartition]]) -> Callable[[frozenset[TopicPartition]], Awaitable[None]]:
-        async def callback(partitions: frozenset[TopicPartition]) -> None:
-            where.append(partitions)
+    async def _rebalance(self) -> None:
+        if self.last_words:
+            await self.consumer.commit(self.last_words)
 
-        return callback
+    async def _revoke(self, partitions: frozenset[TopicPartition]) -> None:
+        self.revoked.append(partitions)
+
+    async def _assign(self, starts: Mapping[TopicPartition, Committed]) -> Mapping[TopicPartition, int]:
+        self.assigned.append(frozenset(starts))
+        self.starts.append(starts)
+        return {part: offset for part, offset in self.go_on.items() if part in starts}
 
     async def _poll(self) -> None:
         while True:
@@ -488,6 +516,54 @@ class TestRebalance:
 
         assert again == {(number, 2): 1 for number in range(4)}
 
+    async def test_a_member_may_commit_when_a_rebalance_begins(self, bus: Bus) -> None:
+        """Its last words reach whoever owns the partition next, with their text."""
+        one = await Member().join(bus)
+        await fill(bus, "work", 12, partition=None)
+        await until(lambda: len(one.found) == 12, "the first got everything")
+        one.last_words = {part: Committed(2, f"of {part.partition}") for part in ALL}
+        two = await Member().join(bus)
+        inherited = two.starts[0]
+        await one.close()
+        await two.close()
+
+        assert len(inherited) == 2
+        assert inherited == {part: Committed(2, f"of {part.partition}") for part in inherited}
+
+    async def test_a_member_is_told_where_each_partition_starts(self, kit: Kit) -> None:
+        """At the committed offset with its text, or at the earliest one."""
+        first = await kit.bus.join(["work"], "g")
+        await first.commit({TopicPartition("work", 0): Committed(0, "mine")})
+        await first.close()
+        await fill(kit.bus, "work", 3, partition=1)
+        await kit.trim(TopicPartition("work", 1), 2)
+        member = await Member().join(kit.bus)
+        await member.close()
+
+        assert {part.partition: start for part, start in member.starts[0].items()} == {
+            0: Committed(0, "mine"),
+            1: Committed(2),
+            2: Committed(0),
+            3: Committed(0),
+        }
+
+    async def test_kept_partitions_go_on_where_their_member_says(self, bus: Bus) -> None:
+        """What it is still working on need not be handed out again."""
+        await fill(bus, "work", 12, partition=None)
+        one = await Member().join(bus)
+        await until(lambda: len(one.found) == 12, "the first got everything")
+        one.go_on = dict.fromkeys(ALL, 3)
+        two = await Member().join(bus)
+        await until(lambda: len(two.found) == 6, "the second got its share again")
+        kept = next(iter(one.consumer.assignment()))
+        await bus.publish("work", b"next", partition=kept.partition)
+        await until(lambda: len(one.found) > 12, "the first got the next record")
+        again = one.found[12:]
+        await one.close()
+        await two.close()
+
+        assert [(record.tp, record.offset) for record in again] == [(kept, 3)]
+
     async def test_a_commit_for_another_members_partition_is_refused(self, bus: Bus) -> None:
         """NotOwner, and the group's progress stays as it was."""
         one = await Member().join(bus)
@@ -523,12 +599,13 @@ class TestRebalance:
         order: list[str] = []
         restored = asyncio.Event()
 
-        async def restore(_: frozenset[TopicPartition]) -> None:
+        async def restore(_: Mapping[TopicPartition, Committed]) -> Mapping[TopicPartition, int]:
             order.append("assigned")
             await restored.wait()
             order.append("restored")
+            return {}
 
-        joining = asyncio.create_task(bus.join(["one"], "g", on_assigned=restore))
+        joining = asyncio.create_task(bus.join(["one"], "g", Listener(on_assigned=restore)))
         await until(lambda: order == ["assigned"], "the callback was called")
         assert not joining.done()
         restored.set()
@@ -542,11 +619,11 @@ class TestRebalance:
     async def test_an_error_of_a_callback_is_not_swallowed(self, bus: Bus) -> None:
         """A state that could not be restored stops the member instead of letting it work without."""
 
-        async def fail(_: frozenset[TopicPartition]) -> None:
+        async def fail(_: Mapping[TopicPartition, Committed]) -> Mapping[TopicPartition, int]:
             raise ValueError("no state")
 
         with pytest.raises(ValueError, match="no state"):
-            member = await bus.join(["one"], "g", on_assigned=fail)
+            member = await bus.join(["one"], "g", Listener(on_assigned=fail))
             await receive(member, 1)
 
 
