@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -24,6 +23,7 @@ from infra.middleware.deadline import budget, start_by
 from infra.middleware.events import events
 from infra.middleware.retry import retry
 from infra.reading import read_between
+from infra.vitals import Vitals
 from infra.wire import Publisher, pack
 from infra.worker import Limits, Worker
 from schemas.message import Message
@@ -105,6 +105,7 @@ class Member:
         self._events = EventLog(publisher, clock, worker)
         starts = (start_by(clock),) if first else ()
         around = (isolation(alone), events(self._events, clock), *starts, retry(), budget(stage.name))
+        self._vitals = Vitals(publisher, clock, stage=stage.name, worker=worker, gauges=self._gauges)
         self._worker = Worker(
             bus=bus,
             clock=clock,
@@ -135,12 +136,15 @@ class Member:
         async for record in read_between(self._bus, self._clock, {tp: offset}, {tp: offset + 1}):
             await self._reported(self._worker.work_on(record))
 
+    def _gauges(self) -> dict[str, float]:
+        return {"in_flight": self._worker.in_flight, "in_flight_bytes": self._worker.in_flight_bytes}
+
     async def _reported(self, work: Coroutine[None, None, None]) -> None:
-        reporting = asyncio.create_task(self._events.run())
+        reporting = [asyncio.create_task(self._events.run()), asyncio.create_task(self._vitals.run())]
         try:
             await work
         finally:
-            reporting.cancel()
-            with suppress(asyncio.CancelledError):
-                await reporting
+            for task in reporting:
+                task.cancel()
+            await asyncio.gather(*reporting, return_exceptions=True)
             await self._events.flush()

@@ -115,6 +115,11 @@ class Worker:
         """Records being worked on."""
         return len(self._jobs)
 
+    @property
+    def in_flight_bytes(self) -> int:
+        """The same in bytes."""
+        return self._bytes
+
     def stop(self) -> None:
         """Ask the loop to take nothing new, finish what it can and leave."""
         self._stopping.set()

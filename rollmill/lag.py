@@ -1,6 +1,7 @@
-"""Consumer lag of the stages: how many records of its topics each group has not committed yet.
+"""Consumer lag of the stages: how many records of its topics each group has not done yet.
 
-Committed is the lowest offset in work, so records in flight and records done behind a slow one count as lag too.
+Records behind the committed offset are done, and so are those that its map calls done; what is in flight counts. That
+is the number to scale by: Kafka's own lag counts what is done behind one slow record too.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from infra.bus import Bus
+from infra.bus import Bus, Committed
+from infra.offset_map import OffsetMap, decode
 from schemas.message import Message
 from schemas.topics import TABLE, Topic
 
@@ -26,7 +28,7 @@ class StageLag:
     stage: str
     """Name of the stage and its group."""
     lag: int = 0
-    """Records not committed."""
+    """Records that are not done."""
     topics: dict[str, int] = field(default_factory=dict)
     """The same by topic."""
 
@@ -45,6 +47,14 @@ async def _topic_lag(bus: Bus, group: str, topic: str) -> int:
     begin, end, committed = await asyncio.gather(
         bus.begin_offsets(topic), bus.end_offsets(topic), bus.committed(group, topic)
     )
-    # Retention may have passed the committed offset, and the group may have passed the end that was asked for.
-    done = {part: max(first, committed[part].offset if part in committed else 0) for part, first in begin.items()}
-    return sum(max(0, last - done[part]) for part, last in end.items())
+    return sum(_open(first, end[part], committed.get(part) or Committed(first)) for part, first in begin.items())
+
+
+def _open(begin: int, end: int, committed: Committed) -> int:
+    """Return the records of a partition that are not done.
+
+    Retention may have passed the committed offset, and the group may have passed the end that was asked for.
+    """
+    known = decode(committed) or OffsetMap(committed.offset, {})
+    unfinished = sum(begin <= offset < end for offset in known.unfinished)
+    return max(0, end - max(begin, known.upper)) + unfinished

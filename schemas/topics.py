@@ -161,7 +161,7 @@ METRICS: Topic[Metrics] = Topic(
     carries=(Metrics,),
     partitions=4,
     spread=Spread.RUN,
-    producers=("trainer", "policy"),
+    producers=("init", "run", "eval", "trainer", "policy"),
     consumers=("status", "sink"),
     retention_ms=SHORT_MS,
 )

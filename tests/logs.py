@@ -45,7 +45,7 @@ async def read_all(bus, topic):
     return found
 
 
-async def wait_until(value, wanted, *, limit_s: float = 5.0):
+async def wait_until(value, wanted, *, limit_s: float = 30.0):
     """Wait until value() (or what it awaits) is at least wanted."""
     until = time.monotonic() + limit_s
     while True:

@@ -8,8 +8,10 @@ actions of two workers.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from infra.clock import Clock
 from infra.envhost.client import EnvHostClient, EnvHosts
@@ -98,17 +100,20 @@ class RunStage:
     async def _drive(
         self, episode: Episode, machine: EpisodeMachine, host: EnvHostClient, claim: Claimed
     ) -> StopReason:
-        """Carry out the machine's moves until it stops; its horizon bounds the loop."""
-        move = machine.start(self._clock.now_ms())
+        """Carry out the machine's moves until it stops; its horizon bounds the loop.
+
+        The machine tokenises and calls the family's code, which may be anybody's: never on the event loop.
+        """
+        move = await asyncio.to_thread(machine.start, self._clock.now_ms())
         while True:
             match move:
                 case Ask():
                     answer = await self._generate(episode, machine, move)
-                    move = machine.generated(answer, self._clock.now_ms())
+                    move = await asyncio.to_thread(machine.generated, answer, self._clock.now_ms())
                 case Act(action):
                     result = await host.step(claim.lease, claim.token, _wire(action))
-                    now_ms = self._clock.now_ms()
-                    move = machine.observed(action, result.observation, now_ms, done=result.done)
+                    observed = partial(machine.observed, action, result.observation, done=result.done)
+                    move = await asyncio.to_thread(observed, self._clock.now_ms())
                 case Stop(reason):
                     return reason
 

@@ -6,13 +6,17 @@ import asyncio
 
 import pytest
 
-from infra.bus import TopicPartition
+from infra.bus import Committed, TopicPartition
 from infra.clock import SystemClock
 from infra.errors import BusError, Failure
+from infra.isolation import LOG_AWAY
 from infra.memory import MemoryBus
+from infra.offset_map import decode
+from infra.offsets import Progress, Start
 from infra.stage import Done, Member, Stage
 from infra.wire import Publisher, unpack
 from infra.worker import Limits
+from schemas.identity import payload_digest
 from schemas.messages import Episode, Task
 from schemas.outcome import Boundary, Failed, FailureKind
 from schemas.topics import DEAD, EPISODES, INIT_RETRY_5S, TABLE, TASKS, TRAJECTORIES
@@ -32,9 +36,9 @@ async def bus():
     await bus.close()
 
 
-def member(bus, handle, *, limits=LIMITS, clock=CLOCK):
+def member(bus, handle, *, limits=LIMITS, clock=CLOCK, alone=None):
     stage = Stage(name="init", sources=(TASKS, INIT_RETRY_5S), sink=EPISODES, handle=handle)
-    return Member(stage, bus, clock, worker="init-test", limits=limits, first=True)
+    return Member(stage, bus, clock, worker="init-test", limits=limits, first=True, alone=alone)
 
 
 async def opened(task: Task) -> Done[Episode]:
@@ -61,7 +65,7 @@ async def committed(bus):
 
 async def stopped(worker, running):
     worker.stop()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, 30)
 
 
 async def test_every_task_becomes_one_output_and_is_committed(bus):
@@ -251,7 +255,7 @@ async def test_a_log_that_refuses_ends_the_worker_and_commits_nothing(bus):
     worker = member(refusing, opened)
 
     with pytest.raises(BusError, match="disk is full"):
-        await asyncio.wait_for(worker.run(), 5)
+        await asyncio.wait_for(worker.run(), 30)
 
     assert await committed(refusing) == 0
 
@@ -326,3 +330,219 @@ async def test_what_ended_is_committed_before_the_worker_leaves(bus):
     await stopped(worker, running)
 
     assert await committed(bus) == 5
+
+
+async def vanish(bus, worker, running):
+    """End a worker as kill -9 does: its partitions go to others, and it says nothing more."""
+    await bus.expel(worker._worker._consumer)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def publish_to(bus, partition, samples):
+    publisher = Publisher(bus, CLOCK, "test")
+    for sample in samples:
+        await publisher.publish(TASKS, make_task(sample=sample, samples=100), partition=partition)
+
+
+async def progress_of(bus, partition):
+    return (await bus.committed("init", TASKS.name))[partition]
+
+
+async def told(bus, unfinished, *, upper):
+    """Wait until the group's progress says that just these, so often started, are not done."""
+
+    async def known():
+        progress = (await bus.committed("init", TASKS.name)).get(0, Committed(0))
+        found = decode(progress)
+        return found is not None and (found.unfinished, found.upper) == (unfinished, upper)
+
+    await wait_until(known, True)
+
+
+async def test_a_worker_that_vanishes_leaves_only_what_was_in_flight_to_repeat(bus):
+    """Done records behind an unfinished one are in the commit, so its heir does not run them again."""
+    never, again = asyncio.Event(), []
+
+    async def stuck(task):
+        if task.sample in {1, 3}:
+            await never.wait()
+        return await opened(task)
+
+    async def heir(task):
+        again.append(task.sample)
+        return await opened(task)
+
+    first = member(bus, stuck)
+    await publish_to(bus, 0, range(6))
+    running = asyncio.create_task(first.run())
+    await wait_until(lambda: count(bus, EPISODES), 4)
+
+    await told(bus, {1: 1, 3: 1}, upper=6)
+    await vanish(bus, first, running)
+    second = member(bus, heir)
+    running = asyncio.create_task(second.run())
+    await wait_until(lambda: committed(bus), 6)
+    await stopped(second, running)
+
+    assert [1, 3] == sorted(again)
+
+
+async def test_the_first_records_of_an_assignment_start_after_the_log_knows(bus):
+    """A record that kills its worker at once has left its start behind."""
+    counts = []
+
+    async def handle(task):
+        counts.append(decode(await progress_of(bus, 0)).unfinished)
+        return await opened(task)
+
+    worker = member(bus, handle, limits=Limits(poll_s=0.02, commit_every_s=3600, drain_s=1))
+    await publish_to(bus, 0, [0])
+    running = asyncio.create_task(worker.run())
+    await wait_until(lambda: len(counts), 1)
+    await stopped(worker, running)
+
+    assert [{0: 1}] == counts
+
+
+async def killed_by(bus, samples, times):
+    """Let workers vanish with these samples in flight, so often."""
+    never = asyncio.Event()
+
+    async def stuck(task):
+        if task.sample in samples:
+            await never.wait()
+        return await opened(task)
+
+    for time in range(times):
+        worker = member(bus, stuck)
+        running = asyncio.create_task(worker.run())
+        await told(bus, dict.fromkeys(samples, time + 1), upper=4)
+        await vanish(bus, worker, running)
+
+
+async def test_a_record_that_was_twice_in_flight_when_its_worker_vanished_runs_alone(bus):
+    """The others are none of its business; where its own process ends well, all is as ever."""
+    alone = []
+
+    async def run_alone(record):
+        alone.append(record.offset)
+        return 0
+
+    await publish_to(bus, 0, range(4))
+    await killed_by(bus, {2}, times=2)
+    await publish_to(bus, 0, [4])
+    worker = member(bus, opened, alone=run_alone)
+    running = asyncio.create_task(worker.run())
+    await wait_until(lambda: committed(bus), 5)
+    await stopped(worker, running)
+
+    assert [2] == alone
+    assert {0, 1, 3, 4} == {episode.task.sample for episode in await episodes(bus)}
+    assert [] == await read_all(bus, DEAD)
+
+
+async def test_a_record_that_kills_its_own_process_twice_ends_as_failed_and_goes_to_dead(bus):
+    """Its sample has an outcome with the cause, its bytes are kept, and the stream goes on."""
+    codes = iter([-9, -9])
+
+    async def run_alone(record):
+        return next(codes)
+
+    await publish_to(bus, 0, range(4))
+    await killed_by(bus, {2}, times=2)
+    worker = member(bus, opened, alone=run_alone)
+    running = asyncio.create_task(worker.run())
+    await wait_until(lambda: committed(bus), 4)
+    await stopped(worker, running)
+    (record,) = await read_all(bus, TRAJECTORIES)
+    (dead,) = await read_all(bus, DEAD)
+    trajectory = (await unpack(TRAJECTORIES, record)).message
+
+    assert trajectory.task.sample == 2
+    assert "ended its own process twice in init, the last time by signal 9" in trajectory.outcome.cause
+    assert b"2" == dict(dead.headers)["x-orig-offset"]
+
+
+async def test_a_process_that_found_the_log_away_says_nothing_against_its_record(bus):
+    """The worker ends, as for any outage, and the record is handed out again."""
+
+    async def run_alone(record):
+        return LOG_AWAY
+
+    await publish_to(bus, 0, range(4))
+    await killed_by(bus, {2}, times=2)
+    worker = member(bus, opened, alone=run_alone)
+    with pytest.raises(BusError, match="found the log away"):
+        await asyncio.wait_for(worker.run(), 30)
+
+    assert Start(2) == Progress(await progress_of(bus, 0)).start(2)
+    assert [] == await read_all(bus, TRAJECTORIES)
+
+
+async def test_a_retry_that_is_not_due_takes_no_place(bus):
+    """One place, a full retry tier, and new tasks go through; each retry comes when it is due."""
+    clock, seen = FastClock(), []
+    slow = MemoryBus(clock)
+    await slow.create_topics(TABLE)
+
+    async def handle(task):
+        seen.append((task.attempt, clock.monotonic()))
+        return await opened(task)
+
+    publisher = Publisher(slow, clock, "test")
+    for sample in range(8):
+        await publisher.publish(INIT_RETRY_5S, make_task(sample=sample, samples=16, attempt=1))
+    for sample in range(8, 16):
+        await publisher.publish(TASKS, make_task(sample=sample, samples=16))
+    worker = member(slow, handle, limits=Limits(max_in_flight=1, poll_s=0.2, drain_s=1.0), clock=clock)
+    running = asyncio.create_task(worker.run())
+    await wait_until(lambda: len(seen), 16)
+    await stopped(worker, running)
+
+    assert [0] * 8 + [1] * 8 == [attempt for attempt, _ in seen]
+    assert all(at >= INIT_RETRY_5S.delay_ms / 1000 for attempt, at in seen if attempt)
+
+
+async def test_records_beyond_the_byte_budget_wait_and_none_is_lost(bus):
+    """The budget bounds what is in flight, in any mix of sizes, and every record has its turn."""
+    at_once, most = 0, 0
+
+    async def handle(task):
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0)
+        at_once -= 1
+        return await opened(task)
+
+    payload = {"text": "x" * 10_000}
+    await publish(bus, 40, payload=payload, payload_digest=payload_digest(payload))
+    limits = Limits(max_in_flight=64, max_bytes=25_000, poll_s=0.02, commit_every_s=0.02, drain_s=1.0)
+    worker = member(bus, handle, limits=limits)
+    running = asyncio.create_task(worker.run())
+    await wait_until(lambda: count(bus, EPISODES), 40)
+    await stopped(worker, running)
+
+    assert most == 3
+
+
+async def test_a_rebalance_hands_work_back_without_suspicion(bus):
+    """Records that move between living members are never suspects, however often."""
+    never, alone = asyncio.Event(), []
+
+    async def stuck(task):
+        await never.wait()
+
+    async def run_alone(record):
+        alone.append(record.offset)
+        return 0
+
+    await publish_to(bus, 0, range(3))
+    for _ in range(4):
+        worker = member(bus, stuck, limits=Limits(poll_s=0.02, commit_every_s=0.02, drain_s=0), alone=run_alone)
+        running = asyncio.create_task(worker.run())
+        await wait_until(lambda worker=worker: worker._worker.in_flight, 3)
+        await stopped(worker, running)
+
+    assert [] == alone

@@ -7,6 +7,7 @@ import pytest
 from infra.bus import Committed, TopicPartition
 from infra.clock import VirtualClock
 from infra.memory import MemoryBus
+from infra.offset_map import OffsetMap, encode
 from rollmill.lag import StageLag, stage_lags
 from schemas.topics import EPISODES, INIT_RETRY_5S, TABLE, TASKS
 
@@ -50,6 +51,16 @@ async def test_what_a_group_committed_is_done(bus):
     await commit(bus, "eval", EPISODES, 5)
 
     assert (await lag(bus, "run")).lag == 2
+
+
+async def test_what_is_done_behind_a_slow_record_is_no_lag(bus):
+    """The map beside the offset is read: two in flight and one that was never handed out are left."""
+    await fill(bus, EPISODES, 10)
+    member = await bus.join([EPISODES.name], "run")
+    await member.commit({TopicPartition(EPISODES.name, 0): encode(2, OffsetMap(9, {2: 1, 5: 1}))})
+    await member.close()
+
+    assert (await lag(bus, "run")).lag == 3
 
 
 async def test_records_that_retention_removed_are_nobodys_work(bus):

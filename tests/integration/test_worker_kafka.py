@@ -1,0 +1,108 @@
+"""What the worker promises where only a real group of real processes can show it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from infra.clock import SystemClock
+from infra.kafka import KafkaBus, KafkaLimits
+from infra.stage import Done, Member
+from infra.wire import Publisher, unpack
+from infra.worker import Limits
+from schemas.identity import payload_digest
+from schemas.messages import Episode
+from schemas.topics import DEAD, EPISODES, TABLE, TASKS, TRAJECTORIES
+from stages.wiring import init_stage
+from tests.logs import make_task, read_all, wait_until
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[2]
+CLOCK = SystemClock()
+PREFIXES = itertools.count()
+
+
+@pytest.fixture
+async def bus(kafka):
+    limits = KafkaLimits(session_s=6.0, heartbeat_s=0.5, max_poll_s=1.0)
+    bus = KafkaBus(kafka, prefix=f"worker{os.getpid()}-{next(PREFIXES)}.", limits=limits)
+    await bus.start()
+    await bus.create_topics(TABLE)
+    yield bus
+    await bus.close()
+
+
+async def count(bus, topic):
+    return len(await read_all(bus, topic))
+
+
+async def publish(bus, sample, **payload):
+    task = make_task(sample=sample, samples=8, payload=payload, payload_digest=payload_digest(payload))
+    await Publisher(bus, CLOCK, "test").publish(TASKS, task)
+
+
+async def test_a_job_longer_than_the_groups_limit_causes_no_rebalance(bus, caplog):
+    """The loop polls while it runs: a member that is busy is not a member that is gone."""
+    began, seen = CLOCK.monotonic(), []
+
+    async def slow(task):
+        seen.append(task.sample)
+        await CLOCK.sleep(3.0)  # three times what the group allows between two polls
+        return Done(Episode(task=task, host="none", lease="lease", messages=()))
+
+    caplog.set_level("INFO", "infra.worker")
+    limits = Limits(max_in_flight=2, drain_s=10.0)
+    worker = Member(init_stage(slow), bus, CLOCK, worker="slow", limits=limits, first=True)
+    running = asyncio.create_task(worker.run())
+    for sample in range(3):
+        await publish(bus, sample)
+    await wait_until(lambda: count(bus, EPISODES), 3)
+    worker.stop()
+    await running
+
+    assert CLOCK.monotonic() - began >= 6.0
+    assert sorted(seen) == [0, 1, 2]
+    assert sum("owns" in message for message in caplog.messages) == 1
+
+
+@pytest.mark.slow
+async def test_a_record_that_kills_its_processes_ends_as_failed_and_all_others_go_through(bus, kafka):
+    """Killed twice with its worker, then twice alone: one failed outcome, one dead record, nothing else harmed."""
+    for sample in range(8):
+        await publish(bus, sample, kills=sample == 3)
+    settings = [f"bus.bootstrap={kafka}", f"bus.prefix={bus._link.prefix}", "bus.session_timeout_s=6"]
+    argv = [sys.executable, "-m", "tests.integration.killer", *(f"--set={setting}" for setting in settings)]
+
+    deaths = 0
+
+    async def supervise():
+        nonlocal deaths
+        while True:
+            worker = await asyncio.create_subprocess_exec(*argv, cwd=ROOT)
+            try:
+                await worker.wait()
+                deaths += 1
+            finally:
+                if worker.returncode is None:
+                    worker.terminate()
+                    await worker.wait()
+
+    supervised = asyncio.create_task(supervise())
+    await wait_until(lambda: count(bus, TRAJECTORIES), 1, limit_s=180)
+    await wait_until(lambda: count(bus, EPISODES), 7)
+    supervised.cancel()
+    await asyncio.gather(supervised, return_exceptions=True)
+    (record,) = await read_all(bus, TRAJECTORIES)
+    trajectory = (await unpack(TRAJECTORIES, record)).message
+    episodes = [(await unpack(EPISODES, record)).message.task.sample for record in await read_all(bus, EPISODES)]
+
+    assert (3, "by signal 9") == (trajectory.task.sample, trajectory.outcome.cause[-11:])
+    assert {0, 1, 2, 4, 5, 6, 7} == set(episodes)
+    assert 1 == await count(bus, DEAD)
+    assert 2 <= deaths <= 3
