@@ -11,6 +11,7 @@ import asyncio
 import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import zstandard
@@ -38,6 +39,9 @@ ZSTD_LEVEL = 3
 
 CONTENT_TYPE = b"application/msgpack"
 """Header `content-type` of every value."""
+
+_SPECVERSION = ("ce_specversion", b"1.0")
+_CONTENT_TYPE = ("content-type", CONTENT_TYPE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ class Publisher:
     def __init__(self, bus: Bus, clock: Clock, source: str) -> None:
         self._bus = bus
         self._clock = clock
-        self._source = source
+        self._header_source = ("ce_source", source.encode())
 
     async def publish(
         self,
@@ -140,14 +144,13 @@ class Publisher:
         )
 
     def _headers(self, message: Message, trace: bytes | None, *, compressed: bool) -> Headers:
-        now = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
-        headers: list[tuple[str, bytes]] = [
-            ("ce_specversion", b"1.0"),
+        headers = [
+            _SPECVERSION,
             ("ce_id", secrets.token_hex(8).encode()),
             ("ce_type", message.wire_type().encode()),
-            ("ce_source", self._source.encode()),
-            ("ce_time", now.isoformat(timespec="milliseconds").encode()),
-            ("content-type", CONTENT_TYPE),
+            self._header_source,
+            ("ce_time", _rfc3339(self._clock.now_ms())),
+            _CONTENT_TYPE,
             ("traceparent", trace or new_trace()),
         ]
         task = _task_of(message)
@@ -158,6 +161,11 @@ class Publisher:
         if compressed:
             headers.append(("content-encoding", b"zstd"))
         return tuple(headers)
+
+
+@lru_cache(maxsize=16)  # many records carry the same millisecond
+def _rfc3339(now_ms: int) -> bytes:
+    return datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="milliseconds").encode()
 
 
 def new_trace() -> bytes:

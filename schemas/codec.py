@@ -8,7 +8,7 @@ and maps, nested at most MAX_DEPTH deep, on both sides. Compression and headers 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 import msgpack
@@ -105,17 +105,24 @@ def check_plain(value: Any) -> None:
     """Raise ValueError if value is nested too deep or holds a msgpack extension, which few languages read alike."""
     level = [value]
     for _ in range(MAX_DEPTH):
-        level = [member for item in level for member in _members(item) if type(member) not in _SCALARS]
-        if not level:
+        deeper: list[Any] = []
+        for item in level:
+            members = _members(item)
+            # Most arrays and maps hold nothing but scalars, and that is told without a line of Python per member.
+            if not _SCALARS.issuperset(map(type, members)):
+                deeper += [member for member in members if type(member) not in _SCALARS]
+        if not deeper:
             return
+        level = deeper
     raise ValueError(f"arrays and maps are nested over {MAX_DEPTH} deep")
 
 
-def _members(value: Any) -> Iterable[Any]:
-    if type(value) is list or type(value) is tuple:
-        return value
-    if type(value) is dict and _SCALARS.issuperset(map(type, value)):
-        return value.values()
-    raise ValueError(
-        f"a {type(value).__name__} is no plain value: use nil, bool, int, float, text, bytes, arrays, maps"
-    )
+def _members(value: Any) -> Collection[Any]:
+    kind = type(value)
+    if kind is dict and _SCALARS.issuperset(map(type, value)):
+        members: Collection[Any] = value.values()
+        return members
+    if kind is list or kind is tuple:
+        items: Collection[Any] = value
+        return items
+    raise ValueError(f"a {kind.__name__} is no plain value: use nil, bool, int, float, text, bytes, arrays, maps")

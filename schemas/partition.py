@@ -6,6 +6,8 @@ placed by us and one placed by a Java producer with the same key meet in the sam
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 # Kafka's seed, and the constants of murmur2 (Austin Appleby).
 _SEED = 0x9747B28C
 _M = 0x5BD1E995
@@ -34,6 +36,7 @@ def murmur2(data: bytes) -> int:
     return h ^ (h >> 15)
 
 
+@lru_cache(maxsize=4096)  # a sample's events and a run's records ask for the same key again and again
 def partition_for(key: str, partitions: int) -> int:
     """Return the partition of a key, in [0, partitions)."""
     return (murmur2(key.encode()) & 0x7FFFFFFF) % partitions
