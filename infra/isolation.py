@@ -19,9 +19,10 @@ from pathlib import Path
 
 from infra import leash
 from infra.bus import Record
+from infra.dead_letter import CRASHED, Death
 from infra.errors import BusError, Failure
 from infra.middleware import Call, Job, Middleware, Output, Result
-from infra.middleware.terminal import terminal
+from infra.terminal import terminal
 from schemas.outcome import Boundary, FailureKind
 from schemas.telemetry import EventKind
 from schemas.topics import TRAJECTORIES
@@ -72,7 +73,8 @@ def _doomed(job: Job, code: int) -> Result:
     cause = f"it ended its own process twice in {job.stage}, the last time {how}"
     failure = Failure(FailureKind.INFRASTRUCTURE, Boundary.STAGE, cause)
     trajectory = terminal(job.task, failure.outcome(), job.stage)
-    return Result(EventKind.DEAD, Output(TRAJECTORIES, trajectory), detail=cause, dead=cause)
+    death = Death(stage=job.stage, cause=cause, kind=CRASHED, attempts=job.task.attempt + 1)
+    return Result(EventKind.DEAD, Output(TRAJECTORIES, trajectory), detail=cause, death=death)
 
 
 class ChildProcess:

@@ -20,11 +20,11 @@ from infra.events import EventLog
 from infra.isolation import Alone, isolation
 from infra.middleware import Call, Job, Middleware, Output, Result, Settle, compose
 from infra.middleware.deadline import budget, start_by
-from infra.middleware.events import events
-from infra.middleware.retry import retry
+from infra.middleware.events import dead_event, events
+from infra.middleware.retry import Repeat, retry, start_again
 from infra.reading import read_between
 from infra.vitals import Vitals
-from infra.wire import Publisher, pack
+from infra.wire import Publisher, first_failed_of, pack
 from infra.worker import Limits, Worker
 from schemas.message import Message
 from schemas.outcome import Boundary, FailureKind
@@ -57,6 +57,8 @@ class Stage(Generic[In, Out]):
     """Topic its results go to."""
     handle: Callable[[In], Awaitable[Done[Out] | None]]
     """Does the work of one message; None means that the result is in the log already. Raises Failure."""
+    repeat: Repeat = start_again
+    """How its work is made again after a failure of the system."""
 
     def call(self, *around: Middleware) -> Call:
         """Return the handler as a call, wrapped."""
@@ -68,7 +70,9 @@ class Stage(Generic[In, Out]):
             # Packed here, under the retry middleware: a result that the log cannot carry fails its own sample.
             with boundary(Boundary.STAGE, FailureKind.HANDLER):
                 packed = await pack(done.message)
-            return Result(EventKind.FINISHED, Output(self.sink, done.message, packed), done.settle)
+            first_failed_ms = first_failed_of(job.received.record)
+            output = Output(self.sink, done.message, packed)
+            return Result(EventKind.FINISHED, output, done.settle, first_failed_ms=first_failed_ms)
 
         return compose(handled, *around)
 
@@ -104,7 +108,8 @@ class Member:
         publisher = Publisher(bus, clock, worker)
         self._events = EventLog(publisher, clock, worker)
         starts = (start_by(clock),) if first else ()
-        around = (isolation(alone), events(self._events, clock), *starts, retry(), budget(stage.name))
+        retries = retry(clock, stage.repeat)
+        around = (isolation(alone), events(self._events, clock), *starts, retries, budget(stage.name))
         self._vitals = Vitals(publisher, clock, stage=stage.name, worker=worker, gauges=self._gauges)
         self._worker = Worker(
             bus=bus,
@@ -114,6 +119,7 @@ class Member:
             call=stage.call(*around),
             publisher=publisher,
             limits=limits or Limits(),
+            on_dead=lambda record, death: self._events.add(dead_event(record, death, clock.now_ms())),
         )
 
     def stop(self) -> None:

@@ -37,6 +37,9 @@ MAX_RECORD_BYTES = 900_000
 ZSTD_LEVEL = 3
 """Of the compression: zstd's own default."""
 
+FIRST_FAILED = "first-failed-at-ms"
+"""Header of work that is made again: when an attempt of it failed first, in decimal."""
+
 CONTENT_TYPE = b"application/msgpack"
 """Header `content-type` of every value."""
 
@@ -122,6 +125,7 @@ class Publisher:
         packed: Packed | None = None,
         trace: bytes | None = None,
         partition: int | None = None,
+        first_failed_ms: int | None = None,
     ) -> Position:
         """Append a message to its topic and return where it lies, once it is durable.
 
@@ -131,6 +135,7 @@ class Publisher:
             packed: its bytes, when `pack` was called before.
             trace: `traceparent` of the record that caused it; a new trace begins without one.
             partition: overrides the topic's spread, for a batch whose partition the sender has worked out.
+            first_failed_ms: when an attempt of this work failed first; None if none did.
 
         Raises:
             TooLarge: see `pack`.
@@ -139,6 +144,8 @@ class Publisher:
         value, compressed = packed or await pack(message)
         key, placed = _place(topic, message)
         headers = self._headers(message, trace, compressed=compressed)
+        if first_failed_ms is not None:
+            headers = (*headers, (FIRST_FAILED, str(first_failed_ms).encode()))
         return await self._bus.publish(
             topic.name, value, key=key, partition=placed if partition is None else partition, headers=headers
         )
@@ -153,7 +160,7 @@ class Publisher:
             _CONTENT_TYPE,
             ("traceparent", trace or new_trace()),
         ]
-        task = _task_of(message)
+        task = task_of(message)
         if task is not None:
             headers.append(("ce_subject", f"{task.run}/{task.group}/{task.sample}".encode()))
             headers.append(("attempt", str(task.attempt).encode()))
@@ -178,7 +185,13 @@ def trace_of(record: Record) -> bytes | None:
     return dict(record.headers).get("traceparent")
 
 
-def _task_of(message: Message) -> Task | None:
+def first_failed_of(record: Record) -> int | None:
+    """Return when an attempt of the work in a record failed first, if one did."""
+    text = dict(record.headers).get(FIRST_FAILED, b"")
+    return int(text) if text.isdigit() and len(text) < 16 else None
+
+
+def task_of(message: Message) -> Task | None:
     """Return the task that a message is or embeds, if it has one."""
     task = message if isinstance(message, Task) else getattr(message, "task", None)
     return task if isinstance(task, Task) else None
@@ -186,7 +199,7 @@ def _task_of(message: Message) -> Task | None:
 
 def _place(topic: Topic[Any], message: Any) -> tuple[bytes | None, int | None]:
     """Return (key, partition) of a message on a topic; partition None spreads evenly."""
-    task = _task_of(message)
+    task = task_of(message)
     key = task.group.encode() if task is not None else None
     match topic.spread:
         case Spread.RUN:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -30,12 +30,13 @@ from typing import Any
 
 from infra.bus import Bus, Committed, Consumer, Listener, Record, TopicPartition
 from infra.clock import Clock, wait_for
+from infra.dead_letter import TOO_LARGE, Death, bury
 from infra.errors import BusError, NotOwner, TooLarge
 from infra.middleware import Call, Job, Result
-from infra.middleware.dead_letter import bury
 from infra.offsets import Progress, Start
 from infra.wire import Publisher, trace_of, unpack
 from schemas.codec import DecodeError
+from schemas.telemetry import EventKind
 from schemas.topics import Topic
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class Worker:
         call: Call,
         publisher: Publisher,
         limits: Limits,
+        on_dead: Callable[[Record, Death], None],
     ) -> None:
         self._bus = bus
         self._clock = clock
@@ -95,12 +97,15 @@ class Worker:
         self._call = call
         self._publisher = publisher
         self._limits = limits
+        self._on_dead = on_dead
         self._progress: dict[TopicPartition, Progress] = {}
         self._committed: dict[TopicPartition, Committed] = {}
         self._fresh: set[TopicPartition] = set()
         """Partitions of which nothing was started yet."""
         self._held: dict[TopicPartition, int] = {}
-        """Partition of a retry tier -> when its next record is due, milliseconds since the epoch."""
+        """Partition of a retry tier -> when its next record is due, milliseconds by our clock."""
+        self._behind_ms = 0
+        """So far our clock is behind those that wrote to the retry tiers, at least."""
         self._waiting: deque[Record] = deque()
         """Records that were fetched and have no room yet."""
         self._jobs: dict[asyncio.Task[None], _Work] = {}
@@ -187,8 +192,13 @@ class Worker:
 
     async def _hold(self, consumer: Consumer, record: Record) -> bool:
         """Go back to a record that is not due yet, and leave its partition alone until then."""
-        due_ms = record.timestamp_ms + self._sources[record.topic].delay_ms
-        if due_ms <= self._clock.now_ms():
+        delay_ms, now_ms = self._sources[record.topic].delay_ms, self._clock.now_ms()
+        if not delay_ms:
+            return False
+        # What is read was written before: a wall clock that says otherwise is behind, and delays nobody by that.
+        self._behind_ms = max(self._behind_ms, record.timestamp_ms - now_ms)
+        due_ms = record.timestamp_ms + delay_ms - self._behind_ms
+        if due_ms <= now_ms:
             return False
         self._held[record.tp] = due_ms
         # Those behind it come again after it: progress needs the order of the log.
@@ -228,8 +238,7 @@ class Worker:
         try:
             received = await unpack(self._sources[record.topic], record)
         except DecodeError as error:
-            log.warning("%s: unreadable record %s:%d to dead: %s", self._stage, record.tp, record.offset, error)
-            await self._bury(record, str(error))
+            await self._give_up(record, Death(stage=self._stage, cause=str(error)))
             return
         died = partial(work.progress.died, record.offset)
         result = await self._call(Job(self._stage, received, work.start, died))
@@ -237,20 +246,30 @@ class Worker:
             await self._publish(record, result)
         except TooLarge as error:
             # A task at the log's own limit cannot be sent on; the reaper ends its sample.
-            log.warning("%s: %s:%d to dead, it cannot be passed on: %s", self._stage, record.tp, record.offset, error)
-            await self._bury(record, str(error))
+            await self._give_up(record, Death(stage=self._stage, cause=str(error), kind=TOO_LARGE))
 
     async def _publish(self, record: Record, result: Result) -> None:
         output = result.output
         if output is not None:
-            await self._publisher.publish(output.topic, output.message, packed=output.packed, trace=trace_of(record))
-        if result.dead:
-            await self._bury(record, result.dead)
+            await self._publisher.publish(
+                output.topic,
+                output.message,
+                packed=output.packed,
+                trace=trace_of(record),
+                first_failed_ms=result.first_failed_ms,
+            )
+        if result.death is not None:
+            await bury(self._bus, self._clock, record, result.death)
+            if result.kind is EventKind.DEAD:
+                self._on_dead(record, result.death)
         if result.settle is not None:
             await result.settle()
 
-    async def _bury(self, record: Record, cause: str) -> None:
-        await bury(self._bus, self._clock, record, stage=self._stage, cause=cause)
+    async def _give_up(self, record: Record, death: Death) -> None:
+        """Bury a record that no terminal record tells of."""
+        log.warning("%s: %s:%d to dead, %s: %s", self._stage, record.tp, record.offset, death.kind, death.cause)
+        await bury(self._bus, self._clock, record, death)
+        self._on_dead(record, death)
 
     def _ended(self, job: asyncio.Task[None]) -> None:
         work = self._jobs.pop(job)

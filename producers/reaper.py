@@ -16,7 +16,7 @@ from typing import Any
 from infra.bus import Bus, Reader, Record, TopicPartition
 from infra.clock import Clock
 from infra.middleware.deadline import GRACE_S, reap_at_ms
-from infra.middleware.terminal import terminal
+from infra.terminal import terminal
 from infra.wire import Publisher, unpack
 from schemas.codec import DecodeError
 from schemas.messages import SampleId, Task

@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "runs": ("runs", "List the runs."),
     "status": ("status", "Show lag, what is in flight and what it waits for."),
     "show": ("show", "Show one sample, turn by turn or token by token."),
+    "dead": ("dead", "See what was given up, and do it again: list, show, redrive."),
     "replay": ("replay", "Replay a run from its topics and compare."),
     "check": ("check", "Prove where every sample of a run went."),
     "sql": ("sql", "Ask ClickHouse."),

@@ -120,6 +120,9 @@ class Task(Message, frozen=True, kw_only=True, tag="rollmill.task"):
             value = getattr(self, name)
             if not low <= value <= high:
                 raise ValueError(f"{name} is {value}; it is {low} to {high}")
+        # A sibling too many would complete a group in the place of one that is still to come.
+        if self.sample >= self.samples:
+            raise ValueError(f"sample is {self.sample}; with samples = {self.samples} it is 0 to {self.samples - 1}")
 
     @property
     def id(self) -> SampleId:
@@ -165,10 +168,14 @@ class Rollout(Message, frozen=True, kw_only=True, tag="rollmill.rollout"):
     """The RUN worker that drove it."""
     tokenizer_digest: str
     """Digest of tokenizer and chat template."""
+    gradings: int = 0
+    """Counts gradings of this rollout that a failure of the system ended; the attempt stays."""
 
     def check(self) -> None:
-        """Raise ValueError when its task cannot be one."""
+        """Raise ValueError when its task cannot be one, or when it counts below zero."""
         self.task.check()
+        if self.gradings < 0:
+            raise ValueError(f"gradings is {self.gradings}; it is 0 or more")
 
 
 class Trajectory(Message, frozen=True, kw_only=True, tag="rollmill.trajectory"):

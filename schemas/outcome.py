@@ -2,7 +2,7 @@
 
 A limit on the policy (turns, sampled tokens, context, a loop) ends an episode as `Completed` and truncated, graded as
 it stands. A limit on the system (a queue, a lost host, a deadline) is `Failed` or `Expired` and carries no reward.
-This file does not know how failures are retried: that is `infra/middleware/retry.py`.
+This file does not know how failures are retried: that is `retries.py`.
 """
 
 from __future__ import annotations
@@ -41,15 +41,12 @@ class FailureKind(StrEnum):
     """The environment's lease ran out or its host restarted; another attempt starts afresh."""
     ENGINE = "engine"
     """The policy engine failed or returned what cannot be trained on; another attempt may succeed."""
+    RATE_LIMIT = "rate_limit"
+    """A service was there and asked for less, for longer than a stage waits; another attempt comes later."""
     HANDLER = "handler"
     """The family's own code raised; the same task would raise again."""
     INVALID_TASK = "invalid_task"
     """The task itself cannot be run: unknown family, bad payload."""
-
-    @property
-    def retryable(self) -> bool:
-        """Tell whether another attempt of the same task may end differently."""
-        return self in {FailureKind.INFRASTRUCTURE, FailureKind.ENVIRONMENT_LOST, FailureKind.ENGINE}
 
 
 class Boundary(StrEnum):

@@ -27,7 +27,7 @@ class EventKind(StrEnum):
     CANCELLED = "cancelled"
     """It was withdrawn."""
     DEAD = "dead"
-    """It could not be read and went to `dead`."""
+    """Its record went to `dead`, since no stage could end it: unreadable, too large to pass on, or killing processes."""
 
 
 class StageEvent(Part, frozen=True, kw_only=True):

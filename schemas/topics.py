@@ -54,7 +54,7 @@ class Spread(StrEnum):
 
 
 class Opaque(Message, frozen=True, kw_only=True, tag="rollmill.opaque"):
-    """Bytes that are passed on as they are: `dead` carries what could not be read."""
+    """Bytes that are passed on as they are: `dead` carries what was given up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,24 +92,47 @@ class Topic(Generic[M_co]):
 STAGE_PARTITIONS = 32
 """Partitions of a stage topic: the most workers of one stage that can share the work."""
 
+RETRY_PARTITIONS = 4
+"""Partitions of a retry tier: failures are few, and their delay is not shortened by more workers."""
+
 TASKS: Topic[Task] = Topic(
     name="tasks",
     carries=(Task,),
     partitions=STAGE_PARTITIONS,
     spread=Spread.ROUND_ROBIN,
-    producers=("producer", "feeder"),
+    producers=("producer", "feeder", "redrive"),
     consumers=("init", "reaper", "sink"),
     retention_ms=STAGE_MS,
 )
 INIT_RETRY_5S: Topic[Task] = Topic(
     name="init.retry.5s",
     carries=(Task,),
-    partitions=4,
+    partitions=RETRY_PARTITIONS,
     spread=Spread.ROUND_ROBIN,
     producers=("init", "run", "eval"),
     consumers=("init",),
     retention_ms=STAGE_MS,
     delay_ms=5_000,
+)
+INIT_RETRY_30S: Topic[Task] = Topic(
+    name="init.retry.30s",
+    carries=(Task,),
+    partitions=RETRY_PARTITIONS,
+    spread=Spread.ROUND_ROBIN,
+    producers=("init", "run", "eval"),
+    consumers=("init",),
+    retention_ms=STAGE_MS,
+    delay_ms=30_000,
+)
+INIT_RETRY_5M: Topic[Task] = Topic(
+    name="init.retry.5m",
+    carries=(Task,),
+    partitions=RETRY_PARTITIONS,
+    spread=Spread.ROUND_ROBIN,
+    producers=("init", "run", "eval"),
+    consumers=("init",),
+    retention_ms=STAGE_MS,
+    delay_ms=300_000,
 )
 EPISODES: Topic[Episode] = Topic(
     name="episodes",
@@ -128,6 +151,36 @@ ROLLOUTS: Topic[Rollout] = Topic(
     producers=("run",),
     consumers=("eval",),
     retention_ms=STAGE_MS,
+)
+EVAL_RETRY_5S: Topic[Rollout] = Topic(
+    name="eval.retry.5s",
+    carries=(Rollout,),
+    partitions=RETRY_PARTITIONS,
+    spread=Spread.ROUND_ROBIN,
+    producers=("eval",),
+    consumers=("eval",),
+    retention_ms=STAGE_MS,
+    delay_ms=5_000,
+)
+EVAL_RETRY_30S: Topic[Rollout] = Topic(
+    name="eval.retry.30s",
+    carries=(Rollout,),
+    partitions=RETRY_PARTITIONS,
+    spread=Spread.ROUND_ROBIN,
+    producers=("eval",),
+    consumers=("eval",),
+    retention_ms=STAGE_MS,
+    delay_ms=30_000,
+)
+EVAL_RETRY_5M: Topic[Rollout] = Topic(
+    name="eval.retry.5m",
+    carries=(Rollout,),
+    partitions=RETRY_PARTITIONS,
+    spread=Spread.ROUND_ROBIN,
+    producers=("eval",),
+    consumers=("eval",),
+    retention_ms=STAGE_MS,
+    delay_ms=300_000,
 )
 TRAJECTORIES: Topic[Trajectory] = Topic(
     name="trajectories",
@@ -171,7 +224,7 @@ CONTROL: Topic[Control] = Topic(
     partitions=1,
     spread=Spread.SINGLE,
     producers=("producer", "feeder", "trainer"),
-    consumers=("producer", "feeder", "policy", "status"),
+    consumers=("producer", "feeder", "policy", "status", "redrive"),
     retention_ms=None,
 )
 DEAD: Topic[Opaque] = Topic(
@@ -180,15 +233,20 @@ DEAD: Topic[Opaque] = Topic(
     partitions=STAGE_PARTITIONS,
     spread=Spread.AS_IT_WAS,
     producers=("init", "run", "eval", "sink"),
-    consumers=("sink",),
+    consumers=("sink", "redrive"),
     retention_ms=LONG_MS,
 )
 
 TABLE: tuple[Topic[Message], ...] = (
     TASKS,
     INIT_RETRY_5S,
+    INIT_RETRY_30S,
+    INIT_RETRY_5M,
     EPISODES,
     ROLLOUTS,
+    EVAL_RETRY_5S,
+    EVAL_RETRY_30S,
+    EVAL_RETRY_5M,
     TRAJECTORIES,
     DECISIONS,
     EVENTS,

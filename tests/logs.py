@@ -15,13 +15,13 @@ FAR_MS = 4_000_000_000_000
 
 
 def make_task(**changes) -> Task:
-    """Return a task of the demo's family."""
+    """Return a task of the demo's family; without `samples` it is the last of its group."""
     payload = changes.pop("payload", {"size": 5, "index": 1})
     fields = {
         "run": "test",
         "group": "g0",
         "sample": 0,
-        "samples": 1,
+        "samples": changes.get("sample", 0) + 1,
         "source": "tests",
         "payload": payload,
         "payload_digest": payload_digest(payload),

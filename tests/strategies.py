@@ -12,7 +12,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from schemas.message import Message
-from schemas.messages import LONGEST_BUDGET_S, TASK_RANGES, Budgets, Task
+from schemas.messages import LONGEST_BUDGET_S, TASK_RANGES, Budgets, Rollout, Task
 from schemas.topics import TABLE
 from schemas.transcript import SampledSpan, Sampling, Transcript, Turn, pack_logprobs, pack_tokens
 
@@ -65,9 +65,17 @@ def structs(kind: type[Any]) -> st.SearchStrategy[Any]:
     fields = {name: values(hints[name]) for name in kind.__struct_fields__}
     if kind is Task:
         fields |= {name: st.integers(low, high) for name, (low, high) in TASK_RANGES.items()}
+        return st.builds(kind, **fields).map(_within_its_group)
+    if kind is Rollout:
+        fields["gradings"] = st.integers(0, 2**31 - 1)
     if kind is Budgets:
         fields = {name: st.floats(0, LONGEST_BUDGET_S) for name in fields}
     return st.builds(kind, **fields)
+
+
+def _within_its_group(task: Task) -> Task:
+    """Return a task whose sibling number is one that its group has."""
+    return msgspec.structs.replace(task, sample=task.sample % task.samples)
 
 
 def messages(*kinds: type[Message]) -> st.SearchStrategy[Any]:

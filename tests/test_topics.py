@@ -37,6 +37,7 @@ SERVICES = {
     "replay": ("trainer.replay",),
     "sink": ("infra.clickhouse.sink",),
     "policy": ("infra.inference.sync",),
+    "redrive": ("producers.redrive", "rollmill.graveyard"),
     "status": ("rollmill.watch", "rollmill.lag", "rollmill.recent", "rollmill.commands.runs"),
 }
 """Service, as the table names it -> the modules that are it."""
@@ -57,6 +58,8 @@ VERBS = {
     "_read": READ,
     "positions": READ,
     "_TOPICS": READ,
+    "INIT_TIERS": WRITE,
+    "EVAL_TIERS": WRITE,
     "begin_offsets": NEITHER,
     "end_offsets": NEITHER,
 }

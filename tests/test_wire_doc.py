@@ -16,8 +16,8 @@ from hypothesis import given
 
 from infra.bus import Record
 from infra.clock import VirtualClock
+from infra.dead_letter import Death, bury
 from infra.memory import MemoryBus
-from infra.middleware.dead_letter import bury
 from infra.wire import COMPRESS_OVER, MAX_RECORD_BYTES, Publisher
 from schemas import codec, identity
 from schemas.codec import encode
@@ -145,7 +145,7 @@ def headers_on_the_page(before: str) -> set[str]:
 async def test_the_pages_headers_are_what_is_sent(bus):
     """The table lists each header that a publisher writes, and no other."""
     large = msgspec.structs.replace(TASK, payload={"text": "x" * COMPRESS_OVER})
-    await Publisher(bus, VirtualClock(), "run-3").publish(TASKS, large)
+    await Publisher(bus, VirtualClock(), "run-3").publish(TASKS, large, first_failed_ms=4)
     (record,) = await read_all(bus, TASKS)
     assert headers_on_the_page("**Headers**") == {name for name, _ in record.headers}
 
@@ -153,7 +153,8 @@ async def test_the_pages_headers_are_what_is_sent(bus):
 async def test_the_pages_dead_letter_headers_are_what_is_sent(bus):
     """Who looks into `dead` finds what the page promises."""
     poison = Record(topic="tasks", partition=3, offset=4, timestamp_ms=5, key=b"k", value=b"\xc1")
-    await bury(bus, VirtualClock(), poison, stage="init", cause="not msgpack")
+    death = Death(stage="init", cause="not msgpack", kind="engine", attempts=3, first_failed_ms=4)
+    await bury(bus, VirtualClock(), poison, death)
     (record,) = await read_all(bus, DEAD)
     assert headers_on_the_page("**`dead`**") == {name for name, _ in record.headers}
 

@@ -30,8 +30,8 @@ from infra.clickhouse.ranges import PartitionBuffer, Range, Want
 from infra.clickhouse.rows import TABLES, Row, RowError, Rows
 from infra.clickhouse.streams import STREAMS, Stream
 from infra.clock import Clock, wait_for
+from infra.dead_letter import NOT_STORED, POISON, Death, bury
 from infra.errors import BusError, NotOwner
-from infra.middleware.dead_letter import bury
 from schemas.codec import DecodeError
 
 log = logging.getLogger(__name__)
@@ -210,14 +210,14 @@ class Sink:
             return await stream.read(record)
         except DecodeError as error:
             if not stream.buried_elsewhere:
-                await self._bury(record, str(error))
+                await self._bury(record, POISON, error)
         except RowError as error:
-            await self._bury(record, str(error))
+            await self._bury(record, NOT_STORED, error)
         return {}
 
-    async def _bury(self, record: Record, cause: str) -> None:
-        log.warning("record %s:%d to dead: %s", record.tp, record.offset, cause)
-        await bury(self._bus, self._clock, record, stage="sink", cause=cause)
+    async def _bury(self, record: Record, kind: str, error: ValueError) -> None:
+        log.warning("record %s:%d to dead: %s", record.tp, record.offset, error)
+        await bury(self._bus, self._clock, record, Death(stage=GROUP, kind=kind, cause=str(error)))
         self.progress.buried += 1
 
     async def _flush(self, consumer: Consumer, ranges: list[Range]) -> None:

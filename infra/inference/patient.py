@@ -1,8 +1,9 @@
 """A policy that RUN can wait for: overload, a restart of the engine and a missing version are waited out, bounded.
 
 Waiting happens inside the stage and raises no attempt: a task does not become worse because an engine restarts. When
-the limit is reached the rollout fails as an engine failure. An answer that cannot be trained on is a failure at once.
-What the engine serves is asked once and kept until the engine was away: another one may have taken its place.
+the limit is reached the rollout fails, by a rate limit if the engine was there and busy. An answer that cannot be
+trained on is a failure at once. What the engine serves is asked once and kept until the engine was away: another one
+may have taken its place.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ class PatientPolicy:
                 if isinstance(error, PolicyUnreachable):
                     self._info = None
                 if self._clock.monotonic() > until:
-                    raise _failure(f"waited {self._wait_s:g} s for {what}: {error}") from error
+                    kind = FailureKind.RATE_LIMIT if isinstance(error, PolicyOverloaded) else FailureKind.ENGINE
+                    raise _failure(f"waited {self._wait_s:g} s for {what}: {error}", kind) from error
                 log.debug("%s: asked again in %.1f s: %s", what, backoff_s, error)
                 await self._clock.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
@@ -115,5 +117,5 @@ class PatientPolicy:
                 raise _failure(f"{what}: {type(error).__name__}: {error}") from error
 
 
-def _failure(cause: str) -> Failure:
-    return Failure(FailureKind.ENGINE, Boundary.POLICY, cause)
+def _failure(cause: str, kind: FailureKind = FailureKind.ENGINE) -> Failure:
+    return Failure(kind, Boundary.POLICY, cause)

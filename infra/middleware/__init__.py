@@ -3,9 +3,8 @@
     isolation( events( start_by( retry( budget( handle )))))        start_by and budget: `deadline.py`
 
 A `Job` is one record with its message; a `Result` is what must be in the log before the record is done. Handlers
-return an output or raise `infra.errors.Failure`; only `retry.py` turns a Failure into a record. Beside them lie the two
-records that several of them write: `terminal.py` (a sample ends without a rollout) and `dead_letter.py` (bytes that
-nobody can use). No middleware knows a stage.
+return an output or raise `infra.errors.Failure`; only `retry.py` turns a Failure into a record. No middleware knows a
+stage.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Generic, TypeVar
 
+from infra.dead_letter import Death
 from infra.offset_map import MAX_STARTS
 from infra.offsets import NEVER, Start
 from infra.wire import Packed, Received
@@ -51,8 +51,10 @@ class Result:
     """What follows the acknowledgement."""
     detail: str = ""
     """Cause, for an end that is not a success."""
-    dead: str = ""
-    """Cause, when the record that was worked on goes to `dead` as well."""
+    death: Death | None = None
+    """The job's record goes to `dead`, after the output is acknowledged and before what settles it."""
+    first_failed_ms: int | None = None
+    """When an attempt of this work failed first, milliseconds since the epoch; travels with the output."""
 
 
 def _not_counted() -> Start:

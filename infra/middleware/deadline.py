@@ -9,7 +9,7 @@ import asyncio
 
 from infra.clock import Clock
 from infra.middleware import Call, Job, Middleware, Output, Result
-from infra.middleware.terminal import terminal
+from infra.terminal import terminal
 from schemas.messages import Task
 from schemas.outcome import Expired
 from schemas.telemetry import EventKind

@@ -1,12 +1,15 @@
 """Says what happens to each sample in a stage: started, and how it ended.
 
 The outermost middleware, so that it sees what the others made of a failure. How events reach the log is
-`infra/events.py`; work that is cancelled, by a stop or a rebalance, has no end here: whoever takes it over has.
+`infra/events.py`; work that is cancelled, by a stop or a rebalance, has no end here: whoever takes it over has. A
+record that became no job, or no output, is reported too, as far as its headers name a sample.
 """
 
 from __future__ import annotations
 
+from infra.bus import Record
 from infra.clock import Clock
+from infra.dead_letter import Death
 from infra.events import EventLog
 from infra.middleware import Call, Job, Middleware, Result
 from schemas.telemetry import EventKind, StageEvent
@@ -28,6 +31,28 @@ def events(log: EventLog, clock: Clock) -> Middleware:
         return reported
 
     return around
+
+
+def dead_event(record: Record, death: Death, at_ms: int) -> StageEvent:
+    """Return the event of a record that went to `dead` without a terminal record."""
+    headers = dict(record.headers)
+    run, _, rest = headers.get("ce_subject", b"").decode(errors="replace").partition("/")
+    group, _, sample = rest.rpartition("/")
+    return StageEvent(
+        run=run,
+        group=group,
+        sample=_number(sample),
+        attempt=_number(headers.get("attempt", b"").decode(errors="replace")),
+        stage=death.stage,
+        kind=EventKind.DEAD,
+        at_ms=at_ms,
+        detail=f"{death.kind}, {record.topic}:{record.partition}:{record.offset}: {death.cause}",
+    )
+
+
+def _number(text: str) -> int:
+    """Return a count that anyone may have written, 0 if it is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
 def _event(

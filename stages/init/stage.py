@@ -11,11 +11,12 @@ import asyncio
 
 from infra.envhost.client import EnvHostClient
 from infra.envhost.protocol import Closed, Create
-from infra.errors import boundary
+from infra.errors import Failure, boundary
 from infra.middleware.deadline import reap_at_ms
 from infra.stage import Done
 from schemas.messages import Episode, Task
 from schemas.outcome import Boundary, FailureKind
+from schemas.task_flaws import flaw
 from stages.handlers.registry import handler
 
 
@@ -27,6 +28,9 @@ class InitStage:
 
     async def handle(self, task: Task) -> Done[Episode] | None:
         """Open an episode; None when a rollout of this very attempt is in the log already. Raises Failure."""
+        wrong = await asyncio.to_thread(flaw, task)
+        if wrong is not None:
+            raise Failure(FailureKind.INVALID_TASK, Boundary.TASK, wrong)
         family = handler(task.family)
         request = Create.of(task, reap_at_ms=reap_at_ms(task), wait_s=task.budgets.init_s)
         created = await self._host.create(request)

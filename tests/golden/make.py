@@ -1,7 +1,8 @@
 """Write the golden bytes of samples that have none yet: `python -m tests.golden.make`.
 
 Existing files are never touched. If one no longer matches, the contract changed: a reader of today may be unable to
-read what lies in the log. Add the field with a default, or make it a new type; delete a file only before a release.
+read what lies in the log. Add the field with a default, move the file to `older/` and say in `OLDER` what it means; or
+make it a new type. Delete a file only before a release.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from schemas.control import Cancel, Credit, Cursor, PolicyVersion, RunManifest
 from schemas.decisions import (
     DropReason,
@@ -28,6 +30,9 @@ from schemas.transcript import SampledSpan, Sampling, Transcript, Turn, pack_log
 
 FOLDER = Path(__file__).parent / "v1"
 """Where the bytes are, one file per sample."""
+
+OLDER_FOLDER = Path(__file__).parent / "older"
+"""Where the bytes are that are no longer written."""
 
 RUN, SOURCE, VISIT, ROW, RUN_SEED = "example", "doors.jsonl", 1, 7, 42
 PAYLOAD = {"size": 5, "agent": [0, 0], "key": [3, 1], "door": [4, 4], "note": "ключ 🗝", "noise": 0.5}
@@ -119,6 +124,7 @@ SAMPLES: dict[str, Message] = {
         backend="local-0",
         worker="run-3",
         tokenizer_digest=TOKENIZER_DIGEST,
+        gradings=2,
     ),
     "rollmill.trajectory": Trajectory(
         task=TASK,
@@ -198,6 +204,11 @@ SAMPLES: dict[str, Message] = {
     "rollmill.opaque": Opaque(),
 }
 """File name -> message. The name is the wire type, with what tells the variants apart."""
+
+OLDER: dict[str, Message] = {
+    "rollmill.rollout.1": msgspec.structs.replace(SAMPLES["rollmill.rollout"], gradings=0),
+}
+"""File name -> message that it means now: bytes of writers from before a field was added; logs still hold them."""
 
 
 def golden_file(name: str) -> Path:

@@ -12,8 +12,8 @@ import pytest
 
 from infra.bus import Record
 from infra.clock import SystemClock
+from infra.dead_letter import Death, bury
 from infra.kafka import KafkaBus
-from infra.middleware.dead_letter import bury
 from infra.wire import Publisher
 from schemas.control import Control
 from schemas.topics import CONTROL, DEAD, DEFAULT_PREFIX, TABLE
@@ -41,7 +41,7 @@ async def publish_everything(bus: KafkaBus) -> Counter[str]:
                 await publisher.publish(topic, message)
             sent[topic.name] += 1
     poison = Record(topic="tasks", partition=3, offset=4, timestamp_ms=5, key=None, value=b"\xc1")
-    await bury(bus, clock, poison, stage="init", cause="not msgpack")
+    await bury(bus, clock, poison, Death(stage="init", cause="not msgpack"))
     sent[DEAD.name] += 1
     return sent
 

@@ -6,25 +6,29 @@ import asyncio
 import json
 import random
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from infra.bus import Record
 from infra.clock import SystemClock, VirtualClock
+from infra.dead_letter import Death
 from infra.errors import CAUSE_CHARS, BusError, Failure, TooLarge
 from infra.events import EventLog
-from infra.memory import MAX_RECORD_BYTES, MemoryBus
+from infra.memory import MemoryBus
 from infra.middleware import Job, Output, Result, compose
-from infra.middleware.dead_letter import bury
 from infra.middleware.deadline import budget, start_by
-from infra.middleware.events import events
-from infra.middleware.retry import MAX_ATTEMPTS, retry
-from infra.middleware.terminal import terminal
+from infra.middleware.events import dead_event, events
+from infra.middleware.retry import grade_again, retry, start_again
 from infra.stage import Done, Member, Stage
+from infra.terminal import terminal
 from infra.wire import Publisher, Received, unpack
 from infra.worker import Limits
 from schemas import codec
 from schemas.messages import Budgets, Episode, Rollout, Trajectory
 from schemas.outcome import Boundary, Expired, Failed, FailureKind, StopReason
+from schemas.retries import RETRIES
 from schemas.telemetry import EventKind
 from schemas.topics import DEAD, EPISODES, EVENTS, INIT_RETRY_5S, TABLE, TASKS, TRAJECTORIES
 from schemas.transcript import Transcript
@@ -33,10 +37,23 @@ from tests.logs import make_task, read_all, wait_until
 EMPTY = Transcript(tokens=b"", mask=b"", logprobs=b"", spans=(), turns=())
 
 
-def job(task=None, *, stage="init", message=None, at_ms=1000):
+def job(task=None, *, stage="init", message=None, at_ms=1000, headers=()):
     task = task or make_task()
-    record = Record("tasks", 0, 5, at_ms, None, b"")
+    record = Record("tasks", 0, 5, at_ms, None, b"", headers)
     return Job(stage, Received(record, message or task, b""))
+
+
+def rollout(task=None, *, gradings=0):
+    return Rollout(
+        task=task or make_task(),
+        transcript=EMPTY,
+        verdict={},
+        stop=StopReason.DONE,
+        backend="",
+        worker="",
+        tokenizer_digest="",
+        gradings=gradings,
+    )
 
 
 async def fine(_):
@@ -63,17 +80,8 @@ class TestJob:
         """Each message of a stage is a task or embeds one."""
         task = make_task()
         episode = Episode(task=task, host="local:", lease="l", messages=())
-        rollout = Rollout(
-            task=task,
-            transcript=EMPTY,
-            verdict={},
-            stop=StopReason.DONE,
-            backend="",
-            worker="",
-            tokenizer_digest="",
-        )
 
-        assert {task.id} == {job(message=message).task.id for message in (task, episode, rollout)}
+        assert {task.id} == {job(message=message).task.id for message in (task, episode, rollout(task))}
 
     def test_a_message_without_a_task_is_no_work_for_a_stage(self):
         """Wiring a stage to another topic is a bug, and says so."""
@@ -104,27 +112,32 @@ class TestCompose:
         assert ["a", "b"] == passed
 
 
+RETRYABLE = [kind for kind, delays in RETRIES.items() if delays]
+FINAL = [kind for kind, delays in RETRIES.items() if not delays]
+NOW_MS = 9_000
+
+
 class TestRetry:
     """Failures become records."""
 
-    async def failed(self, error, task=None, **settings):
-        return await retry(**settings)(raising(error))(job(task))
+    async def failed(self, error, task=None, **where):
+        return await retry(VirtualClock(NOW_MS))(raising(error))(job(task, **where))
 
-    @pytest.mark.parametrize("kind", [kind for kind in FailureKind if kind.retryable])
-    async def test_a_failure_of_the_system_asks_for_another_attempt(self, kind):
-        """The same task with the next attempt, on the retry tier."""
-        task = make_task(attempt=1)
+    async def graded(self, error, message):
+        return await retry(VirtualClock(NOW_MS), grade_again)(raising(error))(job(stage="eval", message=message))
+
+    @pytest.mark.parametrize(("kind", "tried"), [(kind, n) for kind in RETRYABLE for n in range(len(RETRIES[kind]))])
+    async def test_a_failure_of_the_system_asks_for_another_attempt(self, kind, tried):
+        """The same task with the next attempt, on the tier that the table says."""
+        task = make_task(attempt=tried)
         result = await self.failed(Failure(kind, Boundary.POLICY, "gone"), task)
 
-        assert (EventKind.RETRIED, INIT_RETRY_5S, 2) == (
-            result.kind,
-            result.output.topic,
-            result.output.message.attempt,
-        )
-        assert (task.id, task.seed) == (result.output.message.id, result.output.message.seed)
+        assert (EventKind.RETRIED, None) == (result.kind, result.death)
+        assert result.output.topic.name == f"init.retry.{RETRIES[kind][tried]}"
+        assert msgspec.structs.replace(task, attempt=tried + 1) == result.output.message
         assert result.detail == f"{kind.value} at policy: gone"
 
-    @pytest.mark.parametrize("kind", [kind for kind in FailureKind if not kind.retryable])
+    @pytest.mark.parametrize("kind", FINAL)
     async def test_a_failure_that_would_repeat_ends_the_sample(self, kind):
         """With its kind, boundary and cause, at any attempt; never with a reward."""
         result = await self.failed(Failure(kind, Boundary.HANDLER_ACT, "oops"))
@@ -134,13 +147,60 @@ class TestRetry:
         assert Failed(kind=kind, boundary=Boundary.HANDLER_ACT, cause="oops") == trajectory.outcome
         assert ("init", None) == (trajectory.stage, trajectory.transcript)
 
-    async def test_attempts_are_bounded(self):
-        """The last one ends as failed."""
-        failure = Failure(FailureKind.ENGINE, Boundary.POLICY, "gone")
-        last = await self.failed(failure, make_task(attempt=MAX_ATTEMPTS - 1))
-        only = await self.failed(failure, max_attempts=1)
+    @pytest.mark.parametrize("kind", FailureKind)
+    async def test_attempts_are_bounded_by_the_kind_of_the_last_failure(self, kind):
+        """The last one ends as failed, and its record is given up with how often it was tried."""
+        tried = len(RETRIES[kind])
+        result = await self.failed(Failure(kind, Boundary.POLICY, "gone"), make_task(attempt=tried))
 
-        assert {EventKind.FAILED} == {last.kind, only.kind}
+        assert (EventKind.FAILED, TRAJECTORIES) == (result.kind, result.output.topic)
+        assert result.death == Death(
+            stage="init", cause="policy: gone", kind=kind.value, attempts=tried + 1, first_failed_ms=NOW_MS
+        )
+
+    @given(kinds=st.lists(st.sampled_from(FailureKind), min_size=10, max_size=10))
+    def test_whatever_breaks_a_sample_ends(self, kinds):
+        """After one attempt more than the longest line of the table has delays, in whatever order failures come."""
+        task, ends = make_task(), 0
+        for kind in kinds:
+            again = start_again(job(task), kind)
+            if again.output is None:
+                break
+            ends, task = ends + 1, again.output.message
+
+        assert ends == task.attempt <= max(map(len, RETRIES.values()))
+
+    @pytest.mark.parametrize("kind", [kind for kind in RETRYABLE if kind is not FailureKind.ENGINE])
+    async def test_a_finished_rollout_is_graded_again_and_not_thrown_away(self, kind):
+        """Its task keeps its attempt, and nothing of what was sampled is lost."""
+        message = rollout(make_task(attempt=2))
+        result = await self.graded(Failure(kind, Boundary.HANDLER_GRADE, "no sandbox"), message)
+
+        assert result.output.topic.name == f"eval.retry.{RETRIES[kind][0]}"
+        assert msgspec.structs.replace(message, gradings=1) == result.output.message
+
+    async def test_gradings_are_bounded_as_attempts_are(self):
+        """They are counted apart from the attempts of the sample."""
+        message = rollout(gradings=len(RETRIES[FailureKind.INFRASTRUCTURE]))
+        result = await self.graded(Failure(FailureKind.INFRASTRUCTURE, Boundary.HANDLER_GRADE, "no"), message)
+
+        assert (EventKind.FAILED, 4) == (result.kind, result.death.attempts)
+
+    async def test_a_rollout_that_cannot_be_used_is_made_again(self):
+        """What the engine spoiled no grader mends."""
+        failure = Failure(FailureKind.ENGINE, Boundary.TRANSCRIPT, "spans with gaps")
+        result = await self.graded(failure, rollout(gradings=1))
+
+        assert (INIT_RETRY_5S, 1) == (result.output.topic, result.output.message.attempt)
+
+    async def test_when_an_attempt_failed_first_is_kept(self):
+        """From attempt to attempt, through the stages between."""
+        failure = Failure(FailureKind.ENGINE, Boundary.POLICY, "gone")
+        headers = (("first-failed-at-ms", b"55"),)
+        first, second = await self.failed(failure), await self.failed(failure, headers=headers)
+        last = await self.failed(failure, make_task(attempt=9), headers=headers)
+
+        assert (NOW_MS, 55, 55) == (first.first_failed_ms, second.first_failed_ms, last.death.first_failed_ms)
 
     async def test_a_bug_is_a_failure_of_the_infrastructure_with_its_trace_in_the_log(self, caplog):
         """One bad sample cannot stop a stage."""
@@ -211,9 +271,11 @@ class TestTerminal:
         await wait_until(committed, 2)
         member.stop()
         await asyncio.wait_for(running, 5)
-        ended = TRAJECTORIES if kind is FailureKind.HANDLER else DEAD
+        (letter,) = await read_all(bus, DEAD)
+        ended, died_of = (1, b"handler") if kind is FailureKind.HANDLER else (0, b"too_large")
 
-        assert [1, 1] == [len(await read_all(bus, topic)) for topic in (ended, EPISODES)]
+        assert [ended, 1] == [len(await read_all(bus, topic)) for topic in (TRAJECTORIES, EPISODES)]
+        assert died_of == dict(letter.headers)["x-kind"]
 
 
 class TestStartBy:
@@ -287,49 +349,34 @@ class TestEvents:
         }
 
 
-class TestDeadLetter:
-    """What cannot be read is kept as it was."""
+class TestDeadEvent:
+    """A record that became no job is reported as far as its headers name a sample."""
 
-    async def buried(self, record, cause="not msgpack"):
-        bus = await memory(VirtualClock(now_ms=9))
-        await bury(bus, bus.clock, record, stage="init", cause=cause)
-        (found,) = await read_all(bus, DEAD)
-        return found
+    def event(self, *headers):
+        record = Record("tasks", 3, 5, 7, None, b"\xc1", headers)
+        return dead_event(record, Death(stage="init", cause="not msgpack"), 9)
 
-    async def test_bytes_key_and_headers_are_kept_with_where_they_came_from(self):
-        """In the partition they came from."""
-        found = await self.buried(Record("tasks", 3, 5, 7, b"k", b"\xc1", (("mine", b"1"),)))
+    def test_it_names_the_sample_that_the_headers_name(self):
+        """And where the record lay."""
+        event = self.event(("ce_subject", b"r/g/3"), ("attempt", b"2"))
 
-        assert (b"\xc1", b"k", 3) == (found.value, found.key, found.partition)
-        assert {
-            "mine": b"1",
-            "x-orig-topic": b"tasks",
-            "x-orig-partition": b"3",
-            "x-orig-offset": b"5",
-            "x-orig-timestamp-ms": b"7",
-            "x-stage": b"init",
-            "x-cause": b"not msgpack",
-            "x-failed-at-ms": b"9",
-        } == dict(found.headers)
+        assert ("r", "g", 3, 2, "init", EventKind.DEAD, 9) == (
+            event.run,
+            event.group,
+            event.sample,
+            event.attempt,
+            event.stage,
+            event.kind,
+            event.at_ms,
+        )
+        assert event.detail == "poison, tasks:3:5: not msgpack"
 
-    async def test_a_record_without_key_and_value_is_buried_too(self):
-        """No log takes such a record as it is, and the stream must go on."""
-        found = await self.buried(Record("tasks", 0, 5, 7, None, None))
-
-        assert (b"", None) == (found.value, found.key)
-
-    async def test_a_record_that_has_no_room_for_its_new_headers_is_cut(self):
-        """Its size is in a header; a stage does not die of one huge record."""
-        found = await self.buried(Record("tasks", 0, 5, 7, b"k" * 100, b"x" * MAX_RECORD_BYTES))
-
-        assert 900_000 < len(found.value) < MAX_RECORD_BYTES
-        assert dict(found.headers)["x-cut-from"] == str(MAX_RECORD_BYTES).encode()
-
-    async def test_a_cause_is_bounded_and_may_hold_anything(self):
-        """The text of an error may quote the bytes it is about."""
-        found = await self.buried(Record("tasks", 0, 5, 7, None, b""), cause="\udce4" + "x" * 10_000)
-
-        assert len(dict(found.headers)["x-cause"]) == 2_000
+    @pytest.mark.parametrize(
+        "subject", [b"", b"r", b"/", b"\xff/g/x", b"r/g/-1", b"r/g/" + b"9" * 30, "r/g/\u00b2".encode()]
+    )
+    def test_headers_may_be_nonsense(self, subject):
+        """Anyone may have written them."""
+        assert self.event(("ce_subject", subject), ("attempt", subject)).sample == 0
 
 
 class TestStageCall:
@@ -372,7 +419,7 @@ class TestStageCall:
         async def handle(task):
             return Done(Episode(task=task, host="local:", lease="l", messages=({"role": "user", "content": content},)))
 
-        result = await self.stage(handle).call(retry())(job())
+        result = await self.stage(handle).call(retry(SystemClock()))(job())
 
         assert (EventKind.FAILED, TRAJECTORIES) == (result.kind, result.output.topic)
         assert says in json.dumps(result.detail)

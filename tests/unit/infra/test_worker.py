@@ -8,18 +8,33 @@ import pytest
 
 from infra.bus import Committed, TopicPartition
 from infra.clock import SystemClock
+from infra.dead_letter import DeadLetter, Death
 from infra.errors import BusError, Failure
 from infra.isolation import LOG_AWAY
 from infra.memory import MemoryBus
+from infra.middleware import Output, Result
 from infra.offset_map import decode
 from infra.offsets import Progress, Start
-from infra.stage import Done, Member, Stage
+from infra.stage import Done, Member
+from infra.terminal import terminal
 from infra.wire import Publisher, unpack
-from infra.worker import Limits
+from infra.worker import Limits, Worker
 from schemas.identity import payload_digest
 from schemas.messages import Episode, Task
 from schemas.outcome import Boundary, Failed, FailureKind
-from schemas.topics import DEAD, EPISODES, INIT_RETRY_5S, TABLE, TASKS, TRAJECTORIES
+from schemas.telemetry import EventKind
+from schemas.topics import (
+    DEAD,
+    EPISODES,
+    EVENTS,
+    INIT_RETRY_5M,
+    INIT_RETRY_5S,
+    INIT_RETRY_30S,
+    TABLE,
+    TASKS,
+    TRAJECTORIES,
+)
+from stages.wiring import init_stage
 from tests.fast_clock import FastClock
 from tests.logs import make_task, read_all, wait_until
 
@@ -37,8 +52,7 @@ async def bus():
 
 
 def member(bus, handle, *, limits=LIMITS, clock=CLOCK, alone=None):
-    stage = Stage(name="init", sources=(TASKS, INIT_RETRY_5S), sink=EPISODES, handle=handle)
-    return Member(stage, bus, clock, worker="init-test", limits=limits, first=True, alone=alone)
+    return Member(init_stage(handle), bus, clock, worker="init-test", limits=limits, first=True, alone=alone)
 
 
 async def opened(task: Task) -> Done[Episode]:
@@ -147,8 +161,8 @@ async def test_an_output_is_settled_after_it_is_in_the_log(bus):
 
 
 async def test_a_failure_of_the_system_is_tried_again_and_then_ends_as_failed():
-    """Three attempts, 5 s apart, then a terminal record with the cause and no reward."""
-    clock, attempts = FastClock(), []
+    """After the delays of its kind: one terminal record with the cause and no reward, and one dead letter."""
+    clock, attempts = FastClock(factor=1000), []
     bus = MemoryBus(clock)
     await bus.create_topics(TABLE)
 
@@ -159,19 +173,27 @@ async def test_a_failure_of_the_system_is_tried_again_and_then_ends_as_failed():
     worker = member(bus, handle, clock=clock)
     await publish(bus, 1)
     running = asyncio.create_task(worker.run())
-    await wait_until(lambda: len(attempts), 3)
+    await wait_until(lambda: count(bus, DEAD), 1)
     await stopped(worker, running)
-    retries = [(await unpack(INIT_RETRY_5S, record)).message for record in await read_all(bus, INIT_RETRY_5S)]
     (record,) = await read_all(bus, TRAJECTORIES)
     trajectory = (await unpack(TRAJECTORIES, record)).message
+    (letter,) = map(DeadLetter, await read_all(bus, DEAD))
 
-    assert ([0, 1, 2], [1, 2]) == (attempts, [task.attempt for task in retries])
-    assert (2, "the host burns") == (trajectory.task.attempt, trajectory.outcome.cause)
-    assert clock.monotonic() >= 2 * INIT_RETRY_5S.delay_ms / 1000
+    assert [0, 1, 2, 3] == attempts
+    assert [1, 1, 1] == [await count(bus, tier) for tier in (INIT_RETRY_5S, INIT_RETRY_30S, INIT_RETRY_5M)]
+    assert (3, "the host burns") == (trajectory.task.attempt, trajectory.outcome.cause)
+    assert clock.monotonic() >= 5 + 30 + 300
+    assert ("init.retry.5m", "init", "infrastructure", 4) == (
+        letter.original.topic,
+        letter.death.stage,
+        letter.death.kind,
+        letter.death.attempts,
+    )
+    assert letter.died_ms - letter.death.first_failed_ms >= 335_000
 
 
 async def test_a_failure_that_would_repeat_ends_the_sample_at_once(bus):
-    """A bad task is not tried again."""
+    """A bad task is not tried again, and is kept for whoever mends the cause."""
 
     async def handle(task):
         raise Failure(FailureKind.INVALID_TASK, Boundary.TASK, "unknown family 'chess'; known: keydoor")
@@ -184,8 +206,65 @@ async def test_a_failure_that_would_repeat_ends_the_sample_at_once(bus):
     (record,) = await read_all(bus, TRAJECTORIES)
     trajectory = (await unpack(TRAJECTORIES, record)).message
 
+    (letter,) = map(DeadLetter, await read_all(bus, DEAD))
+
     assert isinstance(trajectory.outcome, Failed)
     assert "chess" in trajectory.outcome.cause
+    assert ("tasks", "invalid_task", 1) == (letter.original.topic, letter.death.kind, letter.death.attempts)
+
+
+async def test_a_record_is_settled_after_its_terminal_record_and_its_dead_letter():
+    """In this order: whatever a crash cuts off is made again, and no dead letter is without its outcome."""
+    order = []
+
+    class Noting(MemoryBus):
+        async def publish(self, topic, value, **where):
+            order.append(topic)
+            return await super().publish(topic, value, **where)
+
+    async def settle():
+        order.append("settled")
+
+    trajectory = terminal(make_task(), Failed(kind=FailureKind.HANDLER, boundary=Boundary.STAGE, cause=""), "init")
+
+    async def call(job):
+        death = Death(stage="init", cause="oops", kind="handler", attempts=1)
+        return Result(EventKind.FAILED, Output(TRAJECTORIES, trajectory), settle, death=death)
+
+    noting = Noting()
+    await noting.create_topics(TABLE)
+    await publish(noting, 1)
+    order.clear()
+    worker = Worker(
+        bus=noting,
+        clock=CLOCK,
+        stage="init",
+        sources=(TASKS,),
+        call=call,
+        publisher=Publisher(noting, CLOCK, "test"),
+        limits=LIMITS,
+        on_dead=lambda record, death: None,
+    )
+    running = asyncio.create_task(worker.run())
+    await wait_until(lambda: committed(noting), 1)
+    await stopped(worker, running)
+
+    assert [TRAJECTORIES.name, DEAD.name, "settled"] == order
+
+
+async def test_poison_is_reported_as_dead(bus):
+    """In the events of its stage, since no terminal record tells of it."""
+    subject = (("ce_subject", b"r/g/3"), ("attempt", b"1"))
+    await bus.publish(TASKS.name, b"\xc1", partition=3, headers=subject)
+    worker = member(bus, opened)
+    running = asyncio.create_task(worker.run())
+    await wait_until(lambda: committed(bus), 1)
+    await stopped(worker, running)
+    (record,) = await read_all(bus, EVENTS)
+    (event,) = (await unpack(EVENTS, record)).message.events
+
+    assert (EventKind.DEAD, "r", "g", 3, 1) == (event.kind, event.run, event.group, event.sample, event.attempt)
+    assert event.detail.startswith("poison, tasks:3:0: not msgpack")
 
 
 async def test_a_bug_in_a_handler_is_a_failure_and_the_stage_goes_on(bus):

@@ -6,7 +6,7 @@ import pytest
 
 from schemas.codec import decode, encode
 from schemas.transcript import check
-from tests.golden.samples import FOLDER, SAMPLES, TRANSCRIPT, golden_file
+from tests.golden.samples import FOLDER, OLDER, OLDER_FOLDER, SAMPLES, TRANSCRIPT, golden_file
 from tests.strategies import MESSAGE_TYPES
 
 
@@ -22,6 +22,12 @@ def test_the_decoder_reads_the_golden_bytes(name):
     assert decode(golden_file(name).read_bytes(), *MESSAGE_TYPES) == SAMPLES[name]
 
 
+@pytest.mark.parametrize("name", OLDER)
+def test_the_decoder_reads_what_older_writers_wrote(name):
+    """A field that they did not know has its default."""
+    assert decode((OLDER_FOLDER / f"{name}.msgpack").read_bytes(), *MESSAGE_TYPES) == OLDER[name]
+
+
 def test_every_type_has_golden_bytes():
     """A new message type comes with a sample."""
     assert {type(message) for message in SAMPLES.values()} == set(MESSAGE_TYPES)
@@ -30,6 +36,7 @@ def test_every_type_has_golden_bytes():
 def test_every_file_has_its_sample():
     """A renamed type leaves no orphan behind: old bytes stay readable or are removed on purpose."""
     assert sorted(path.stem for path in FOLDER.iterdir()) == sorted(SAMPLES)
+    assert sorted(path.stem for path in OLDER_FOLDER.iterdir()) == sorted(OLDER)
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -66,6 +66,13 @@ def test_a_task_out_of_range_is_no_task(field, value):
         codec.decode(codec.encode(make_task(**{field: value})), Task)
 
 
+@pytest.mark.parametrize("sample", [4, 5, 2**31 - 1])
+def test_a_sibling_that_its_group_does_not_have_is_no_task(sample):
+    """It would complete a group in the place of one that is still to come."""
+    with pytest.raises(codec.DecodeError, match="with samples = 4 it is 0 to 3"):
+        codec.decode(codec.encode(make_task(sample=sample, samples=4)), Task)
+
+
 @pytest.mark.parametrize("seconds", [math.nan, -1.0, math.inf])
 def test_a_budget_that_is_no_time_is_refused(seconds):
     """Also where the task lies inside another message."""

@@ -1,8 +1,8 @@
-"""Outcomes are data: what is truncated, and what another attempt may mend."""
+"""Outcomes are data: what is truncated."""
 
 from __future__ import annotations
 
-from schemas.outcome import FailureKind, StopReason
+from schemas.outcome import StopReason
 
 
 def test_only_limits_on_the_policy_truncate():
@@ -12,8 +12,3 @@ def test_only_limits_on_the_policy_truncate():
         StopReason.TOKENS,
         StopReason.CONTEXT,
     }
-
-
-def test_what_would_fail_again_is_not_tried_again():
-    """The family's own error and a task that cannot be run are final at once."""
-    assert {kind for kind in FailureKind if not kind.retryable} == {FailureKind.HANDLER, FailureKind.INVALID_TASK}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import typing
 from collections import Counter
 
 import pytest
 
 from schemas import topics
 from schemas.message import Message
-from schemas.messages import Task
+from schemas.messages import Rollout, Task
+from schemas.retries import Delay
 from schemas.topics import (
     DEAD,
     DECISIONS,
@@ -80,8 +82,8 @@ def test_state_is_compacted_and_the_rest_kept_by_time(topic):
 @EACH
 def test_a_retry_tier_says_its_delay_in_its_name(topic):
     """`init.retry.5s` is handled five seconds later, and nothing else is delayed."""
-    match = re.fullmatch(r".*\.retry\.(\d+)s", topic.name)
-    assert topic.delay_ms == (int(match[1]) * 1000 if match else 0)
+    match = re.fullmatch(r".*\.retry\.(\d+)([sm])", topic.name)
+    assert topic.delay_ms == (int(match[1]) * {"s": 1_000, "m": 60_000}[match[2]] if match else 0)
 
 
 @EACH
@@ -101,9 +103,17 @@ def test_every_message_has_a_topic():
     assert set(_below(Message)) == set(MESSAGE_TYPES)
 
 
-def test_what_is_retried_is_a_task():
-    """Every retry starts the sample again, at INIT."""
-    assert topics.INIT_RETRY_5S.carries == (Task,)
+def test_what_is_made_again_is_a_task_at_init_and_a_rollout_at_eval():
+    """A sample starts again from its task; only grading keeps what was made before."""
+    tiers = {(topic.name.split(".")[0], topic.carries) for topic in TABLE if topic.delay_ms}
+    assert tiers == {("init", (Task,)), ("eval", (Rollout,))}
+
+
+@pytest.mark.parametrize("stage", ["init", "eval"])
+def test_there_is_a_tier_for_each_delay(stage):
+    """The names of the table of retries are the names of the tiers."""
+    tiers = [topic.name for topic in TABLE if topic.delay_ms and topic.name.startswith(stage)]
+    assert tiers == [f"{stage}.retry.{delay}" for delay in typing.get_args(Delay)]
 
 
 def _below(kind: type) -> list[type]:

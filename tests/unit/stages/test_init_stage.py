@@ -87,7 +87,7 @@ async def test_a_family_that_cannot_be_loaded_fails_its_own_tasks(host, family, 
     """Missing packages and broken constructors are the task's failure, not the stage's."""
     failed = await failure(host, toy_task(family=family))
 
-    assert (kind, Boundary.TASK, False) == (failed.kind, failed.boundary, failed.kind.retryable)
+    assert (kind, Boundary.TASK) == (failed.kind, failed.boundary)
     assert says in failed.cause
 
 

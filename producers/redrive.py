@@ -1,0 +1,169 @@
+"""Dead letters -> tasks: what was given up is done again, as a new group.
+
+A decided group is never reopened: the first terminal record of a sample stays its outcome. So the task of a dead
+letter becomes a group of its own, complete with all its siblings, one visit later, that names the old one in
+`redrive_of`. Its id is derived from the old group, so several dead siblings make one new group, and redriving twice
+publishes the same samples again, which the arbiter absorbs. The seed stays: it is the same work. A redriven task has
+no admission number, like those of foreign producers: no trainer waits for it, and it takes nobody's place.
+
+Not everything can be redriven: bytes that still are no message, a value that was cut, a task that would end the same
+way. Each such letter is refused with its reason, and the rest goes on. This file does not know how letters are chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from infra.bus import Bus
+from infra.clock import Clock
+from infra.control import ControlView
+from infra.dead_letter import NOT_STORED, DeadLetter
+from infra.errors import RollmillError
+from infra.wire import Publisher, task_of
+from producers.publish import publish_tasks
+from schemas.codec import DecodeError
+from schemas.control import RunManifest
+from schemas.identity import group_id
+from schemas.messages import MAX_TIME_MS, Task, Trajectory
+from schemas.task_flaws import flaw
+
+MAX_SIBLINGS = 1024
+"""Largest group that is expanded: a foreign task may claim billions of siblings."""
+
+MAX_REFUSALS = 100
+"""Most refusals kept with their reason; the others are counted."""
+
+START_WITHIN_S = 86_400.0
+"""A task of a run without a manifest, whose own time had run out, may start for so long, seconds."""
+
+
+class NotRedrivable(RollmillError):
+    """A dead letter holds no task that could be done again."""
+
+
+class Redriven(msgspec.Struct, frozen=True, kw_only=True):
+    """A group that was made of dead letters."""
+
+    run: str
+    """Its run."""
+    group: str
+    """The new group."""
+    redrive_of: str
+    """The group whose work it repeats."""
+    samples: int
+    """Its siblings: so many tasks were published."""
+    letter: str
+    """The first letter that asked for it."""
+
+
+@dataclass
+class Report:
+    """What became of the letters."""
+
+    groups: dict[str, Redriven] = field(default_factory=dict)
+    """New group -> what it was made of, in order."""
+    letters: int = 0
+    """Letters that were redriven; several may share a group."""
+    refused: int = 0
+    """Letters that were not."""
+    refusals: list[tuple[str, str]] = field(default_factory=list)
+    """(letter, reason) of the first ones that were not."""
+
+
+class Redrive:
+    """Publishes the tasks of dead letters again."""
+
+    def __init__(self, bus: Bus, clock: Clock) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._publisher = Publisher(bus, clock, "redrive")
+
+    async def run(self, letters: AsyncIterator[DeadLetter]) -> Report:
+        """Redrive letters, one after the other."""
+        manifests, report = await self._manifests(), Report()
+        async for letter in letters:
+            try:
+                task = await work_of(letter)
+                tasks = siblings(task, start_by_ms=self._start_by_ms(letter, task, manifests.get(task.run)))
+            except NotRedrivable as error:
+                report.refused += 1
+                if len(report.refusals) < MAX_REFUSALS:
+                    report.refusals.append((letter.id, str(error)))
+                continue
+            report.letters += 1
+            group = tasks[0].group
+            if group not in report.groups:
+                await publish_tasks(self._publisher, tasks)
+                report.groups[group] = Redriven(
+                    run=task.run, group=group, redrive_of=task.group, samples=task.samples, letter=letter.id
+                )
+        return report
+
+    async def _manifests(self) -> dict[str, RunManifest]:
+        view = ControlView(self._bus, self._clock)
+        try:
+            await view.start()
+        finally:
+            await view.close()
+        return {manifest.run: manifest for manifest in view.all(RunManifest)}
+
+    def _start_by_ms(self, letter: DeadLetter, task: Task, manifest: RunManifest | None) -> int:
+        """Return until when the task may start: from now on as long as its run gives, or else as it had at first."""
+        if manifest is not None:
+            span_ms = int(manifest.start_within_s * 1000)
+        else:
+            left_ms = task.start_by_ms - letter.original.timestamp_ms
+            span_ms = left_ms if left_ms > 0 else int(START_WITHIN_S * 1000)
+        return min(self._clock.now_ms() + span_ms, MAX_TIME_MS)
+
+
+async def work_of(letter: DeadLetter) -> Task:
+    """Return the task that a dead letter is or embeds.
+
+    Raises:
+        NotRedrivable: it has none, or one that would end the same way again.
+    """
+    if letter.death.kind == NOT_STORED:
+        raise NotRedrivable("the sink could not store it; the stages dealt with it, so there is nothing to do again")
+    try:
+        message = await letter.message()
+    except DecodeError as error:
+        raise NotRedrivable(f"no task can be read from it: {error}") from error
+    task = task_of(message)
+    if task is None or isinstance(message, Trajectory):
+        raise NotRedrivable(f"a {message.wire_type()} is no work that a stage could do again")
+    wrong = flaw(task)
+    if wrong is not None:
+        raise NotRedrivable(f"its task is as invalid now: {wrong}")
+    return task
+
+
+def siblings(task: Task, *, start_by_ms: int) -> list[Task]:
+    """Return the group that does a task's work again.
+
+    Raises:
+        NotRedrivable: the group is too large.
+    """
+    if task.samples > MAX_SIBLINGS:
+        raise NotRedrivable(f"its group claims {task.samples} siblings; at most {MAX_SIBLINGS} are published at once")
+    visit = task.visit + 1
+    # The old group is part of the place: a source that is passed again has a group of that visit and row already, and
+    # a foreign producer may have given two groups one place.
+    place = f"{task.source} redrive of {task.group}"
+    group = group_id(task.run, place, visit, task.row, task.payload)
+    return [
+        msgspec.structs.replace(
+            task,
+            group=group,
+            sample=sample,
+            attempt=0,
+            visit=visit,
+            admission=None,
+            start_by_ms=start_by_ms,
+            redrive_of=task.group,
+        )
+        for sample in range(task.samples)
+    ]
