@@ -27,7 +27,7 @@ from producers.publish import publish_tasks
 from schemas.codec import DecodeError
 from schemas.control import RunManifest
 from schemas.identity import group_id
-from schemas.messages import MAX_TIME_MS, Task, Trajectory
+from schemas.messages import MAX_TIME_MS, TASK_RANGES, Task, Trajectory
 from schemas.task_flaws import flaw
 
 MAX_SIBLINGS = 1024
@@ -149,7 +149,7 @@ def siblings(task: Task, *, start_by_ms: int) -> list[Task]:
     """
     if task.samples > MAX_SIBLINGS:
         raise NotRedrivable(f"its group claims {task.samples} siblings; at most {MAX_SIBLINGS} are published at once")
-    visit = task.visit + 1
+    visit = min(task.visit + 1, TASK_RANGES["visit"][1])
     # The old group is part of the place: a source that is passed again has a group of that visit and row already, and
     # a foreign producer may have given two groups one place.
     place = f"{task.source} redrive of {task.group}"

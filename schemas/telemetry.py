@@ -27,7 +27,7 @@ class EventKind(StrEnum):
     CANCELLED = "cancelled"
     """It was withdrawn."""
     DEAD = "dead"
-    """Its record went to `dead`, since no stage could end it: unreadable, too large to pass on, or killing processes."""
+    """Its record went to `dead`: no stage could end it, being unreadable, too large to pass on, or deadly itself."""
 
 
 class StageEvent(Part, frozen=True, kw_only=True):

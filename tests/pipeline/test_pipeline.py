@@ -45,8 +45,8 @@ def renderer(tmp_path_factory):
 class World:
     """A log, a host, an engine, and pipelines between them."""
 
-    def __init__(self, renderer, **faults):
-        self.clock = FastClock()
+    def __init__(self, renderer, clock=None, **faults):
+        self.clock = clock or FastClock()
         self.bus = MemoryBus(self.clock)
         self.policy = FaultyPolicy(renderer, **faults)
         self.host = RestartingHost(self.clock)

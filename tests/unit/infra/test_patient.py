@@ -99,6 +99,16 @@ async def test_waiting_for_an_answer_has_a_limit(clock):
     assert is_engine_failure(caught.value)
 
 
+async def test_an_engine_that_stays_busy_is_a_rate_limit(clock):
+    """It is there: another attempt comes later than after a failure of it."""
+    engine = Engine()
+    engine.fail_next(*[PolicyOverloaded("429")] * 99)
+    with pytest.raises(Failure, match="waited 30 s for generation r/g/0/0/0: 429") as caught:
+        await after(clock, 40, generate(PatientPolicy(engine, clock, wait_s=30)))
+
+    assert (FailureKind.RATE_LIMIT, Boundary.POLICY) == (caught.value.kind, caught.value.boundary)
+
+
 @pytest.mark.parametrize("error", [BadReply("spans with gaps"), PolicyRefused("no such model")])
 async def test_an_answer_that_asking_again_would_not_mend_is_a_failure_at_once(clock, error):
     """Nothing is waited for."""

@@ -535,12 +535,16 @@ async def test_a_record_that_kills_its_own_process_twice_ends_as_failed_and_goes
     await wait_until(lambda: committed(bus), 4)
     await stopped(worker, running)
     (record,) = await read_all(bus, TRAJECTORIES)
-    (dead,) = await read_all(bus, DEAD)
+    (letter,) = map(DeadLetter, await read_all(bus, DEAD))
     trajectory = (await unpack(TRAJECTORIES, record)).message
+    events = [
+        event for record in await read_all(bus, EVENTS) for event in (await unpack(EVENTS, record)).message.events
+    ]
 
     assert trajectory.task.sample == 2
     assert "ended its own process twice in init, the last time by signal 9" in trajectory.outcome.cause
-    assert b"2" == dict(dead.headers)["x-orig-offset"]
+    assert (2, "crashed", 1) == (letter.original.offset, letter.death.kind, letter.death.attempts)
+    assert [2] == [event.sample for event in events if event.kind is EventKind.DEAD]
 
 
 async def test_a_process_that_found_the_log_away_says_nothing_against_its_record(bus):

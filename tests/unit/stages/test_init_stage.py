@@ -7,6 +7,7 @@ import pytest
 from infra.envhost.local import LOCAL
 from infra.errors import Failure
 from schemas.outcome import Boundary, FailureKind
+from schemas.transcript import Sampling
 from stages.init.stage import InitStage
 from tests.logs import make_task
 
@@ -105,6 +106,25 @@ async def test_an_environment_that_raises_is_a_failure_at_its_boundary(host):
     failed = await failure(host, toy_task(payload={"raise_in": "reset"}))
 
     assert (FailureKind.HANDLER, Boundary.ENVIRONMENT) == (failed.kind, failed.boundary)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"payload_digest": "ab"}, "payload_digest is 'ab'"),
+        ({"sampling": Sampling(top_p=2.0)}, "sampling.top_p is 2.0"),
+    ],
+)
+async def test_a_flaw_of_the_task_is_found_before_anything_is_made_for_it(host, changes, says):
+    """No environment is left behind, and the cause is for whoever wrote the task."""
+    failed = await failure(host, toy_task(**changes))
+
+    assert (FailureKind.INVALID_TASK, Boundary.TASK, 0) == (
+        failed.kind,
+        failed.boundary,
+        (await host.counts()).environments,
+    )
+    assert says in failed.cause
 
 
 async def test_a_bad_payload_is_a_bad_task(host):
