@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from infra.bus import Bus, TopicPartition
 from infra.clock import Clock
-from infra.errors import ConfigError, boundary
+from infra.errors import ConfigError, Failure, TooLarge
 from infra.events import EventLog
 from infra.isolation import Alone, isolation
 from infra.middleware import Call, Job, Middleware, Output, Result, Settle, compose
@@ -24,7 +24,7 @@ from infra.middleware.events import events
 from infra.middleware.retry import retry
 from infra.reading import read_between
 from infra.vitals import Vitals
-from infra.wire import Publisher, pack
+from infra.wire import Packed, Publisher
 from infra.worker import Limits, Worker
 from schemas.message import Message
 from schemas.outcome import Boundary, FailureKind
@@ -58,16 +58,19 @@ class Stage(Generic[In, Out]):
     handle: Callable[[In], Awaitable[Done[Out] | None]]
     """Does the work of one message; None means that the result is in the log already. Raises Failure."""
 
-    def call(self, *around: Middleware) -> Call:
-        """Return the handler as a call, wrapped."""
+    def call(self, pack: Callable[[Topic[Out], Out], Awaitable[Packed]], *around: Middleware) -> Call:
+        """Return the handler as a call, wrapped; `pack` makes the value of what it returns."""
 
         async def handled(job: Job) -> Result:
             done = await self.handle(job.received.message)
             if done is None:
                 return Result(EventKind.FINISHED)
-            # Packed here, under the retry middleware: a result that the log cannot carry fails its own sample.
-            with boundary(Boundary.STAGE, FailureKind.HANDLER):
-                packed = await pack(done.message)
+            # Packed here, under the retry middleware: a result that the log cannot carry fails its own sample. A blob
+            # store that is away does not: that is the log being away.
+            try:
+                packed = await pack(self.sink, done.message)
+            except (TooLarge, TypeError) as error:
+                raise Failure(FailureKind.HANDLER, Boundary.STAGE, f"{type(error).__name__}: {error}") from error
             return Result(EventKind.FINISHED, Output(self.sink, done.message, packed), done.settle)
 
         return compose(handled, *around)
@@ -111,7 +114,7 @@ class Member:
             clock=clock,
             stage=stage.name,
             sources=stage.sources,
-            call=stage.call(*around),
+            call=stage.call(publisher.pack, *around),
             publisher=publisher,
             limits=limits or Limits(),
         )

@@ -226,7 +226,7 @@ class Worker:
     async def _work(self, work: _Work) -> None:
         record = work.record
         try:
-            received = await unpack(self._sources[record.topic], record)
+            received = await unpack(self._sources[record.topic], record, self._bus)
         except DecodeError as error:
             log.warning("%s: unreadable record %s:%d to dead: %s", self._stage, record.tp, record.offset, error)
             await self._bury(record, str(error))

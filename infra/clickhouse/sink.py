@@ -207,7 +207,7 @@ class Sink:
         """Return the rows of a record; none for one that cannot be stored, which goes to `dead`."""
         stream = self._streams[record.topic]
         try:
-            return await stream.read(record)
+            return await stream.read(record, self._bus)
         except DecodeError as error:
             if not stream.buried_elsewhere:
                 await self._bury(record, str(error))

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from infra.bus import Bus, Headers, Record
 from infra.clock import Clock
+from infra.wire import refresh
+from schemas.limits import BURIED_BYTES
 from schemas.topics import DEAD
 
 CAUSE_BYTES = 2_000
 """Longest cause kept in a header, in bytes."""
-
-RECORD_BYTES = 990_000
-"""Largest record written here, in bytes, key and headers included: below what the log takes."""
 
 
 async def bury(bus: Bus, clock: Clock, record: Record, *, stage: str, cause: str) -> None:
@@ -31,8 +30,9 @@ async def bury(bus: Bus, clock: Clock, record: Record, *, stage: str, cause: str
         ("x-cause", cause.encode("utf-8", "backslashreplace")[:CAUSE_BYTES]),
         ("x-failed-at-ms", str(clock.now_ms()).encode()),
     )
-    room = max(0, RECORD_BYTES - len(key) - sum(len(name) + len(text) for name, text in headers))
+    room = max(0, BURIED_BYTES - len(key) - sum(len(name) + len(text) for name, text in headers))
     if len(value) > room:
         headers = (*headers, ("x-cut-from", str(len(value)).encode()))
+    await refresh(record, bus)  # the copy may outlive the record by far
     partition = record.partition % DEAD.partitions
     await bus.publish(DEAD.name, value[:room], key=record.key, partition=partition, headers=headers)

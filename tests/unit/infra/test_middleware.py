@@ -8,11 +8,12 @@ import random
 
 import pytest
 
+from infra.blobs.memory import MemoryBlobs
 from infra.bus import Record
 from infra.clock import SystemClock, VirtualClock
 from infra.errors import CAUSE_CHARS, BusError, Failure, TooLarge
 from infra.events import EventLog
-from infra.memory import MAX_RECORD_BYTES, MemoryBus
+from infra.memory import MemoryBus
 from infra.middleware import Job, Output, Result, compose
 from infra.middleware.dead_letter import bury
 from infra.middleware.deadline import budget, start_by
@@ -23,6 +24,7 @@ from infra.stage import Done, Member, Stage
 from infra.wire import Publisher, Received, unpack
 from infra.worker import Limits
 from schemas import codec
+from schemas.limits import RECORD_BYTES
 from schemas.messages import Budgets, Episode, Rollout, Trajectory
 from schemas.outcome import Boundary, Expired, Failed, FailureKind, StopReason
 from schemas.telemetry import EventKind
@@ -189,10 +191,19 @@ class TestTerminal:
         """For whoever looks at the record."""
         assert make_task() == terminal(make_task(), Expired(cause=""), "run").task
 
-    @pytest.mark.parametrize("kind", [FailureKind.HANDLER, FailureKind.ENGINE])
-    async def test_a_task_at_the_limit_of_the_log_does_not_stop_its_stage(self, kind):
+    @pytest.mark.parametrize(
+        ("kind", "blobs", "ended"),
+        [
+            (FailureKind.HANDLER, None, TRAJECTORIES),
+            (FailureKind.ENGINE, None, DEAD),
+            (FailureKind.ENGINE, MemoryBlobs(), INIT_RETRY_5S),
+        ],
+        ids=["failed", "cannot be sent on", "sent on as a claim check"],
+    )
+    async def test_a_task_at_the_limit_of_the_log_does_not_stop_its_stage(self, kind, blobs, ended):
         """It ends as failed, or goes to `dead` when it cannot be sent on for another attempt; the stream goes on."""
         bus = await memory(SystemClock())
+        bus.blobs = blobs
         await bus.publish(TASKS.name, codec.encode(self.HUGE), partition=0)
         await bus.publish(TASKS.name, codec.encode(make_task(sample=1)), partition=0)
 
@@ -211,7 +222,6 @@ class TestTerminal:
         await wait_until(committed, 2)
         member.stop()
         await asyncio.wait_for(running, 5)
-        ended = TRAJECTORIES if kind is FailureKind.HANDLER else DEAD
 
         assert [1, 1] == [len(await read_all(bus, topic)) for topic in (ended, EPISODES)]
 
@@ -320,16 +330,19 @@ class TestDeadLetter:
 
     async def test_a_record_that_has_no_room_for_its_new_headers_is_cut(self):
         """Its size is in a header; a stage does not die of one huge record."""
-        found = await self.buried(Record("tasks", 0, 5, 7, b"k" * 100, b"x" * MAX_RECORD_BYTES))
+        found = await self.buried(Record("tasks", 0, 5, 7, b"k" * 100, b"x" * RECORD_BYTES))
 
-        assert 900_000 < len(found.value) < MAX_RECORD_BYTES
-        assert dict(found.headers)["x-cut-from"] == str(MAX_RECORD_BYTES).encode()
+        assert 900_000 < len(found.value) < RECORD_BYTES
+        assert dict(found.headers)["x-cut-from"] == str(RECORD_BYTES).encode()
 
     async def test_a_cause_is_bounded_and_may_hold_anything(self):
         """The text of an error may quote the bytes it is about."""
         found = await self.buried(Record("tasks", 0, 5, 7, None, b""), cause="\udce4" + "x" * 10_000)
 
         assert len(dict(found.headers)["x-cause"]) == 2_000
+
+
+PACK = Publisher(MemoryBus(), SystemClock(), "test").pack
 
 
 class TestStageCall:
@@ -344,7 +357,7 @@ class TestStageCall:
         async def handle(_):
             return None
 
-        assert Result(EventKind.FINISHED) == await self.stage(handle).call()(job())
+        assert Result(EventKind.FINISHED) == await self.stage(handle).call(PACK)(job())
 
     async def test_an_output_goes_to_the_sink_with_its_bytes_and_what_follows(self):
         """Packed before it leaves the call, so that the log cannot refuse it later."""
@@ -355,7 +368,7 @@ class TestStageCall:
         async def handle(task):
             return Done(Episode(task=task, host="local:", lease="l", messages=()), settle)
 
-        result = await self.stage(handle).call()(job())
+        result = await self.stage(handle).call(PACK)(job())
 
         assert (EventKind.FINISHED, settle) == (result.kind, result.settle)
         assert isinstance(result.output, Output)
@@ -372,7 +385,7 @@ class TestStageCall:
         async def handle(task):
             return Done(Episode(task=task, host="local:", lease="l", messages=({"role": "user", "content": content},)))
 
-        result = await self.stage(handle).call(retry())(job())
+        result = await self.stage(handle).call(PACK, retry())(job())
 
         assert (EventKind.FAILED, TRAJECTORIES) == (result.kind, result.output.topic)
         assert says in json.dumps(result.detail)
