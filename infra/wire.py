@@ -157,6 +157,17 @@ def claimed(record: Record) -> str | None:
     return None if digest is None else digest.decode(errors="replace")
 
 
+def carried_bytes(record: Record) -> int:
+    """Return the bytes of a record's value, or of the blob that it speaks of: what a reader holds in memory."""
+    value = record.value or b""
+    if claimed(record) is None:
+        return len(value)
+    try:
+        return codec.decode(value, ClaimCheck).size
+    except codec.DecodeError:
+        return len(value)
+
+
 async def _smaller(plain: bytes) -> tuple[bytes, str]:
     """Return a value with its encoding: compressed if that helps."""
     squeezed = await asyncio.to_thread(zstandard.compress, plain, ZSTD_LEVEL)

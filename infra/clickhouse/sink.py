@@ -32,6 +32,7 @@ from infra.clickhouse.streams import STREAMS, Stream
 from infra.clock import Clock, wait_for
 from infra.errors import BusError, NotOwner
 from infra.middleware.dead_letter import bury
+from infra.wire import carried_bytes
 from schemas.codec import DecodeError
 
 log = logging.getLogger(__name__)
@@ -197,7 +198,7 @@ class Sink:
                 await consumer.seek(record.tp, buffer.next_offset)
             return
         rows = await self._read(record)
-        size = len(record.value or b"") + len(record.key or b"")
+        size = carried_bytes(record) + len(record.key or b"")
         buffer.add(record.offset, rows, size, self._clock.monotonic())
         self.progress.records += 1
         # Decoding takes a few dozen microseconds a record: let heartbeats in between.

@@ -20,7 +20,7 @@ from infra.errors import BusError, TooLarge
 from infra.memory import MemoryBus
 from infra.middleware.dead_letter import bury
 from infra.stage import Done, Member, Stage
-from infra.wire import Publisher, claimed, pack, unpack
+from infra.wire import Publisher, carried_bytes, claimed, pack, unpack
 from infra.worker import Limits
 from schemas import claim
 from schemas.batch import content_hash
@@ -149,6 +149,15 @@ async def test_a_readers_hash_is_over_the_message_and_not_over_the_reference(bus
 
     assert content_hash(encode(large())) == content_hash(received.raw)
     assert record is received.record
+
+
+async def test_a_reader_can_tell_what_a_record_will_cost_it(bus, blobs):
+    """Whoever bounds its memory counts the blob, and not the reference to it."""
+    record = await sent(bus, large())
+    (blob,) = await blobs.stock()
+
+    assert (blob.size, len(BLOB)) == (carried_bytes(record), carried_bytes(await sent(bus, make_task())))
+    assert 1 == carried_bytes(Record("tasks", 0, 0, 0, None, b"\xc1", ((claim.HEADER, b"x"),)))
 
 
 async def test_the_same_value_is_stored_once(bus, blobs):
