@@ -2,10 +2,8 @@
 
 Headers follow the CloudEvents 1.0 Kafka binding in binary mode, with W3C `traceparent`. Values over COMPRESS_OVER
 bytes are zstd-compressed in a thread, so that the event loop keeps the group's heartbeats; golden bytes in the docs
-are uncompressed. A value that a record cannot hold goes to the blob store of its log before the record is written, and
-the record holds a claim check; readers get the message as if nothing had happened. A message too large for that raises
-TooLarge before anything is sent. A blob that is lost makes its record unreadable (DecodeError: its reader buries it and
-goes on), a store that is away is an outage of the log (BusError: nothing is decided, and the reader starts again).
+are uncompressed. What a record cannot hold lies in a blob, and the record holds a claim check (`claims.py`); readers
+get the message as if nothing had happened. A message too large for that raises TooLarge before anything is sent.
 """
 
 from __future__ import annotations
@@ -13,20 +11,20 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache, partial
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import zstandard
 
-from infra.blobs import BlobLost, BlobsAway, BlobStore
+from infra import claims
+from infra.blobs import BlobStore
 from infra.bus import Bus, Headers, Position, Record
 from infra.clock import Clock
 from infra.errors import TooLarge
-from schemas import claim, codec
-from schemas.claim import ClaimCheck
+from schemas import codec
+from schemas.claim import ZSTD
 from schemas.control import control_key
 from schemas.limits import COMPRESS_OVER, INLINE_BYTES, RECORD_BYTES, VALUE_BYTES
 from schemas.message import Message
@@ -68,18 +66,6 @@ class Packed(NamedTuple):
     """`content-encoding` or `claim-check`, where it is not the plain message."""
 
 
-@runtime_checkable
-class HasBlobs(Protocol):
-    """A log that comes with a store for what its records cannot hold."""
-
-    blobs: BlobStore | None
-
-
-def blobs_of(bus: Bus) -> BlobStore | None:
-    """Return the blob store of a log, if it has one."""
-    return bus.blobs if isinstance(bus, HasBlobs) else None
-
-
 async def pack(message: Message, blobs: BlobStore | None = None, *, beside: Callable[[], int] = lambda: 0) -> Packed:
     """Return the value of a message, once what the record cannot hold is in the store.
 
@@ -111,9 +97,7 @@ async def pack(message: Message, blobs: BlobStore | None = None, *, beside: Call
             "with its key and headers. To send more, set bus.blobs to a directory that every service sees (`control` "
             "takes no more, since it keeps its records for ever and the store does not)"
         )
-    digest = await blobs.put(value)
-    ticket = ClaimCheck(digest=digest, size=len(value), encoding=encoding)
-    return Packed(codec.encode(ticket), ((claim.HEADER, digest.encode()),))
+    return Packed(*await claims.check_in(blobs, value, encoding))
 
 
 async def unpack(topic: Topic[M], record: Record, bus: Bus | None = None) -> Received[M]:
@@ -129,66 +113,19 @@ async def unpack(topic: Topic[M], record: Record, bus: Bus | None = None) -> Rec
         infra.blobs.BlobsAway: the record is a claim check, and the store does not answer.
     """
     raw = record.value or b""
-    headers = dict(record.headers)
-    encoding = headers.get("content-encoding", b"").decode(errors="replace")
-    if claim.HEADER in headers:
-        ticket = codec.decode(raw, ClaimCheck)
-        raw, encoding = await _redeem(ticket, record, bus), ticket.encoding
-    if encoding == claim.ZSTD:
+    compressed = dict(record.headers).get("content-encoding") == ZSTD.encode()
+    if claims.claimed(record) is not None:
+        raw, encoding = await claims.redeem(record, bus)
+        compressed = encoding == ZSTD
+    if compressed:
         raw = await asyncio.to_thread(_decompress, raw)
     return Received(record, codec.decode(raw, *topic.carries), raw)
-
-
-async def refresh(record: Record, bus: Bus) -> None:
-    """Let the blob of a record live as long as a copy of the record that is written now.
-
-    A record without one, or whose blob is lost, is left as it is. Raises BlobsAway.
-    """
-    digest = claimed(record)
-    blobs = blobs_of(bus)
-    if digest is not None and blobs is not None:
-        with suppress(BlobLost):  # a digest that is none
-            await blobs.refresh(digest)
-
-
-def claimed(record: Record) -> str | None:
-    """Return the digest of the blob that a record speaks of, if it is a claim check."""
-    digest = dict(record.headers).get(claim.HEADER)
-    return None if digest is None else digest.decode(errors="replace")
-
-
-def carried_bytes(record: Record) -> int:
-    """Return the bytes of a record's value, or of the blob that it speaks of: what a reader holds in memory."""
-    value = record.value or b""
-    if claimed(record) is None:
-        return len(value)
-    try:
-        return codec.decode(value, ClaimCheck).size
-    except codec.DecodeError:
-        return len(value)
 
 
 async def _smaller(plain: bytes) -> tuple[bytes, str]:
     """Return a value with its encoding: compressed if that helps."""
     squeezed = await asyncio.to_thread(zstandard.compress, plain, ZSTD_LEVEL)
-    return (squeezed, claim.ZSTD) if len(squeezed) < len(plain) else (plain, "")
-
-
-async def _redeem(ticket: ClaimCheck, record: Record, bus: Bus | None) -> bytes:
-    """Return the blob of a claim check."""
-    blobs = None if bus is None else blobs_of(bus)
-    if blobs is None:
-        raise BlobsAway(
-            f"{record.topic}, partition {record.partition}, offset {record.offset} is a claim check for blob "
-            f"{ticket.digest}, and there is no store: set bus.blobs to the directory that its writer uses"
-        )
-    try:
-        blob = await blobs.get(ticket.digest)
-    except BlobLost as error:
-        raise codec.DecodeError(f"claim check: {error}", record.value or b"") from error
-    if len(blob) != ticket.size:
-        raise codec.DecodeError(f"claim check: the blob has {len(blob)} bytes, not {ticket.size}", record.value or b"")
-    return blob
+    return (squeezed, ZSTD) if len(squeezed) < len(plain) else (plain, "")
 
 
 def _decompress(data: bytes) -> bytes:
@@ -244,7 +181,7 @@ class Publisher:
     async def pack(self, topic: Topic[M], message: M) -> Packed:
         """Return the value of a message for a topic; see the function `pack`."""
         # A compacted topic keeps its records for ever, and the store no blob that long.
-        blobs = None if topic.compacted else blobs_of(self._bus)
+        blobs = None if topic.compacted else claims.blobs_of(self._bus)
         return await pack(message, blobs, beside=partial(self._beside, topic, message))
 
     def _beside(self, topic: Topic[M], message: M) -> int:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from infra.bus import Bus, Record, TopicPartition
+from infra.claims import claimed
 from infra.clock import Clock
 from infra.reading import positions, read_between
-from infra.wire import claimed, unpack
+from infra.wire import unpack
 from schemas.codec import DecodeError
 from schemas.topics import TABLE
 

@@ -1,7 +1,7 @@
 """The claim check: what a record holds instead of a value that is too large for the log.
 
 The value lies as a blob in the store that the readers and writers of a log share; this message names it. It appears on
-any topic but `control`, with the header HEADER beside it, and is never handed to a reader of messages: `infra/wire.py`
+any topic but `control`, with the header HEADER beside it, and no reader of messages gets to see it: `infra/claims.py`
 redeems it. What the store is, is not known here.
 """
 

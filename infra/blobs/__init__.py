@@ -1,8 +1,8 @@
 """Where values lie that are too large for the log: a content-addressed store, as a protocol.
 
-A blob is named by the SHA-256 of its bytes; the record that speaks of it carries the name (`schemas/claim.py`,
-`infra/wire.py`). Implementations: `directory.py`, and `memory.py`, its twin; `tests/contract/test_blobs.py` holds both
-to this page. A store of another kind (S3) is one more file. Promises:
+A blob is named by the SHA-256 of its bytes; the record that speaks of it carries the name (`infra/claims.py`).
+Implementations: `directory.py`, and `memory.py`, its twin; `tests/contract/test_blobs.py` holds both to this page. A
+store of another kind (S3) is one more file. Promises:
 
 - `put` returns once the blob is durable; putting the same bytes again, from anywhere, refreshes its time and heals it;
 - `get` returns the very bytes that were put, or says why not: BlobLost is a fact about the blob and will not pass,

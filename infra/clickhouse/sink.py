@@ -24,6 +24,7 @@ from clickhouse_connect.driver.asyncclient import AsyncClient
 from clickhouse_connect.driver.insert import InsertContext
 
 from infra.bus import Bus, Committed, Consumer, Listener, Record, TopicPartition
+from infra.claims import carried_bytes
 from infra.clickhouse import schema
 from infra.clickhouse.client import FAILURES, Address, StoreError, connect, explained
 from infra.clickhouse.ranges import PartitionBuffer, Range, Want
@@ -32,7 +33,6 @@ from infra.clickhouse.streams import STREAMS, Stream
 from infra.clock import Clock, wait_for
 from infra.errors import BusError, NotOwner
 from infra.middleware.dead_letter import bury
-from infra.wire import carried_bytes
 from schemas.codec import DecodeError
 
 log = logging.getLogger(__name__)

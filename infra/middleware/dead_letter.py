@@ -8,8 +8,8 @@ null becomes empty, since a log takes no record that has neither key nor value.
 from __future__ import annotations
 
 from infra.bus import Bus, Headers, Record
+from infra.claims import refresh
 from infra.clock import Clock
-from infra.wire import refresh
 from schemas.limits import BURIED_BYTES
 from schemas.topics import DEAD
 

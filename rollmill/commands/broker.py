@@ -10,11 +10,11 @@ from typing import Any
 import click
 
 from infra import broker
+from infra.claims import blobs_of
 from infra.clock import SystemClock
 from infra.config import Config
 from infra.connect import connected
 from infra.service import set_up_logging, until_stopped
-from infra.wire import blobs_of
 from rollmill import output
 from rollmill.paths import DATA_DIR
 from schemas.topics import TABLE

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from infra.blobs.directory import DirectoryBlobs
+from infra.claims import claimed
 from infra.clock import SystemClock
 from infra.config import Config
 from infra.envhost.local import LocalEnvHost
@@ -20,7 +21,7 @@ from infra.inference.base import Generation, VersionSpan
 from infra.inference.scripted import ScriptedPolicy
 from infra.kafka import KafkaBus
 from infra.memory import MemoryBus
-from infra.wire import Publisher, claimed
+from infra.wire import Publisher
 from producers.collect import outcomes
 from rollmill.cli import cli
 from schemas import transcript

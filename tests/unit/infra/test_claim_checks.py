@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from infra.blobs import BlobsAway
 from infra.blobs.memory import MemoryBlobs
 from infra.bus import Record
+from infra.claims import carried_bytes, claimed
 from infra.clock import SystemClock, VirtualClock
 from infra.errors import BusError, TooLarge
 from infra.memory import MemoryBus
 from infra.middleware.dead_letter import bury
 from infra.stage import Done, Member, Stage
-from infra.wire import Publisher, carried_bytes, claimed, pack, unpack
+from infra.wire import Publisher, pack, unpack
 from infra.worker import Limits
 from schemas import claim
 from schemas.batch import content_hash

@@ -12,11 +12,12 @@ from click.testing import CliRunner
 
 from infra.blobs import KEEP_MS
 from infra.blobs.directory import DirectoryBlobs
+from infra.claims import claimed
 from infra.clock import SystemClock, VirtualClock
 from infra.errors import ConfigError
 from infra.memory import MemoryBus
 from infra.middleware.dead_letter import bury
-from infra.wire import Publisher, claimed
+from infra.wire import Publisher
 from rollmill.claims import run_claims
 from rollmill.cli import cli
 from schemas.limits import INLINE_BYTES
