@@ -33,6 +33,9 @@ class BusConfig(Section):
 
     bootstrap: str = Field("127.0.0.1:9092", description="Addresses of the Kafka brokers, `host:port,host:port`.")
     prefix: str = Field(DEFAULT_PREFIX, description="Put before every topic name.")
+    blobs: str = Field(
+        "", description="Directory, seen by every service, for values too large for a record; none: they are refused."
+    )
     session_timeout_s: float = Field(10.0, gt=0, description="A member that is silent this long loses its partitions.")
     heartbeat_s: float = Field(1.0, gt=0, description="Members say that they are alive this often.")
 

@@ -113,7 +113,7 @@ class ControlView:
             self._records.pop(key, None)
         else:
             try:
-                message = (await unpack(CONTROL, record)).message
+                message = (await unpack(CONTROL, record, self._bus)).message
             except DecodeError as error:
                 log.warning("control record %s at %d ignored: %s", key, record.offset, error)
                 return

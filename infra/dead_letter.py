@@ -16,17 +16,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from infra.bus import Bus, Headers, Record
+from infra.claims import refresh
 from infra.clock import Clock
 from infra.wire import task_of, unpack
 from schemas.codec import DecodeError
+from schemas.limits import BURIED_BYTES
 from schemas.message import Message
 from schemas.topics import DEAD, TABLE, Topic
 
 CAUSE_BYTES = 2_000
 """Longest cause kept in a header, in bytes."""
-
-RECORD_BYTES = 990_000
-"""Largest record written here, in bytes, key and headers included: below what the log takes."""
 
 POISON = "poison"
 """Kind of a record that is no message of its topic."""
@@ -65,9 +64,10 @@ async def bury(bus: Bus, clock: Clock, record: Record, death: Death) -> None:
     """Append a record to `dead`, in the partition it came from, and return once that is durable."""
     value, key = record.value or b"", record.key or b""
     headers: Headers = (*record.headers, *_reasons(record, death, clock.now_ms()))
-    room = max(0, RECORD_BYTES - len(key) - sum(len(name) + len(text) for name, text in headers))
+    room = max(0, BURIED_BYTES - len(key) - sum(len(name) + len(text) for name, text in headers))
     if len(value) > room:
         headers = (*headers, ("x-cut-from", str(len(value)).encode()))
+    await refresh(record, bus)  # the copy may outlive the record by far
     partition = record.partition % DEAD.partitions
     await bus.publish(DEAD.name, value[:room], key=record.key, partition=partition, headers=headers)
 
@@ -94,6 +94,8 @@ class DeadLetter:
 
     record: Record
     """As it lies in `dead`."""
+    bus: Bus | None = None
+    """The log, which redeems claim checks; without it their messages cannot be read."""
 
     @property
     def id(self) -> str:
@@ -147,7 +149,7 @@ class DeadLetter:
         if self.cut_from is not None:
             kept = len(original.value or b"")
             raise DecodeError(f"{kept} of its {self.cut_from} bytes are kept: it was cut", original.value or b"")
-        return (await unpack(topic, original)).message
+        return (await unpack(topic, original, self.bus)).message
 
     async def sample(self) -> str:
         """Return the sample that it speaks of, `run/group/sample`; empty if nothing says so."""

@@ -30,6 +30,7 @@ from aiokafka.errors import (
 )
 
 from infra import kafka_topics
+from infra.blobs import BlobStore
 from infra.bus import Committed, Consumer, Headers, Listener, Position, Reader, TopicPartition
 from infra.errors import BusError
 from infra.kafka_consumer import GroupMember, PartitionReader
@@ -68,7 +69,9 @@ class KafkaBus:
         prefix: str = DEFAULT_PREFIX,
         client_id: str = "rollmill",
         limits: KafkaLimits | None = None,
+        blobs: BlobStore | None = None,
     ) -> None:
+        self.blobs = blobs
         self._limits = limits or KafkaLimits()
         self._link = KafkaLink(bootstrap, prefix=prefix, client_id=client_id, limits=self._limits)
         self._producer: AIOKafkaProducer | None = None

@@ -21,6 +21,7 @@ from aiokafka.errors import KafkaError, KafkaTimeoutError
 
 from infra.bus import Committed, TopicPartition
 from infra.errors import BusError
+from schemas.limits import FETCH_BYTES, RECORD_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -57,10 +58,10 @@ class KafkaLimits:
     fetch_wait_ms: int = 100
     """The broker holds an empty fetch for this long, milliseconds; it bounds the wait for a partition that the fetch
     in flight does not cover."""
-    fetch_bytes: int = 1_048_576
+    fetch_bytes: int = FETCH_BYTES
     """Most bytes of one partition in one fetch; a larger record still arrives, alone."""
-    record_bytes: int = 1_000_000
-    """Largest record, key and headers included; refused here, since a refusal by the broker breaks the producer."""
+    record_bytes: int = RECORD_BYTES
+    """Largest record that is sent, in bytes, key and headers included."""
     linger_ms: int = 0
     """Wait for company before a batch is sent, milliseconds; batches form anyway while one is under way."""
 

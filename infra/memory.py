@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from infra import topic_shape
+from infra.blobs import BlobStore
+from infra.blobs.memory import MemoryBlobs
 from infra.bus import (
     Committed,
     Consumer,
@@ -27,15 +29,13 @@ from infra.bus import (
 )
 from infra.clock import Clock, SystemClock, wait_for
 from infra.errors import BusError, NotOwner, OffsetLost
+from schemas.limits import RECORD_BYTES
 from schemas.topics import Topic
 
 T = TypeVar("T")
 
 MAX_METADATA_BYTES = 4096
 """Most bytes of text kept with an offset, as Kafka's `offset.metadata.max.bytes`."""
-
-MAX_RECORD_BYTES = 1_000_000
-"""Largest record, key and headers included, as `KafkaLimits.record_bytes`."""
 
 
 @dataclass
@@ -70,8 +70,9 @@ class _Group:
 class MemoryBus:
     """A log in this process (`infra.bus.Bus`)."""
 
-    def __init__(self, clock: Clock | None = None) -> None:
+    def __init__(self, clock: Clock | None = None, *, blobs: BlobStore | None = None) -> None:
         self.clock = clock or SystemClock()
+        self.blobs = blobs or MemoryBlobs(self.clock)
         self._topics: dict[str, Topic[Any]] = {}
         self._log: dict[TopicPartition, _Partition] = {}
         self._groups: dict[str, _Group] = {}
@@ -104,8 +105,8 @@ class MemoryBus:
         if not 0 <= place < count:
             raise BusError(f"publishing to {topic}: no partition {place}, it has {count}")
         size = sum(len(name) + len(text) for name, text in headers) + len(key or b"") + len(value or b"")
-        if size > MAX_RECORD_BYTES:
-            raise BusError(f"publishing to {topic}: {size} bytes, at most {MAX_RECORD_BYTES} are taken")
+        if size > RECORD_BYTES:
+            raise BusError(f"publishing to {topic}: {size} bytes, at most {RECORD_BYTES} are taken")
         # A real log suspends its caller: a loop that only publishes must not starve the rest here either.
         await asyncio.sleep(0)
         log = self._log[TopicPartition(topic, place)]

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from infra.bus import Bus, TopicPartition
 from infra.clock import Clock
-from infra.errors import ConfigError, boundary
+from infra.errors import ConfigError, Failure, TooLarge
 from infra.events import EventLog
 from infra.isolation import Alone, isolation
 from infra.middleware import Call, Job, Middleware, Output, Result, Settle, compose
@@ -24,7 +24,7 @@ from infra.middleware.events import dead_event, events
 from infra.middleware.retry import Repeat, retry, start_again
 from infra.reading import read_between
 from infra.vitals import Vitals
-from infra.wire import Publisher, first_failed_of, pack
+from infra.wire import Packed, Publisher, first_failed_of
 from infra.worker import Limits, Worker
 from schemas.message import Message
 from schemas.outcome import Boundary, FailureKind
@@ -60,16 +60,19 @@ class Stage(Generic[In, Out]):
     repeat: Repeat = start_again
     """How its work is made again after a failure of the system."""
 
-    def call(self, *around: Middleware) -> Call:
-        """Return the handler as a call, wrapped."""
+    def call(self, pack: Callable[[Topic[Out], Out], Awaitable[Packed]], *around: Middleware) -> Call:
+        """Return the handler as a call, wrapped; `pack` makes the value of what it returns."""
 
         async def handled(job: Job) -> Result:
             done = await self.handle(job.received.message)
             if done is None:
                 return Result(EventKind.FINISHED)
-            # Packed here, under the retry middleware: a result that the log cannot carry fails its own sample.
-            with boundary(Boundary.STAGE, FailureKind.HANDLER):
-                packed = await pack(done.message)
+            # Packed here, under the retry middleware: a result that the log cannot carry fails its own sample. A blob
+            # store that is away does not: that is the log being away.
+            try:
+                packed = await pack(self.sink, done.message)
+            except (TooLarge, TypeError) as error:
+                raise Failure(FailureKind.HANDLER, Boundary.STAGE, f"{type(error).__name__}: {error}") from error
             first_failed_ms = first_failed_of(job.received.record)
             output = Output(self.sink, done.message, packed)
             return Result(EventKind.FINISHED, output, done.settle, first_failed_ms=first_failed_ms)
@@ -116,7 +119,7 @@ class Member:
             clock=clock,
             stage=stage.name,
             sources=stage.sources,
-            call=stage.call(*around),
+            call=stage.call(publisher.pack, *around),
             publisher=publisher,
             limits=limits or Limits(),
             on_dead=lambda record, death: self._events.add(dead_event(record, death, clock.now_ms())),

@@ -1,38 +1,38 @@
-"""Message <-> record: headers, compression, keys and partitions, on top of the codec.
+"""Message <-> record: headers, compression, claim checks, keys and partitions, on top of the codec.
 
 Headers follow the CloudEvents 1.0 Kafka binding in binary mode, with W3C `traceparent`. Values over COMPRESS_OVER
 bytes are zstd-compressed in a thread, so that the event loop keeps the group's heartbeats; golden bytes in the docs
-are uncompressed. A value too large for the log raises TooLarge before anything is sent.
+are uncompressed. What a record cannot hold lies in a blob, and the record holds a claim check (`claims.py`); readers
+get the message as if nothing had happened. A message too large for that raises TooLarge before anything is sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import zstandard
 
+from infra import claims
+from infra.blobs import BlobStore
 from infra.bus import Bus, Headers, Position, Record
 from infra.clock import Clock
 from infra.errors import TooLarge
 from schemas import codec
+from schemas.claim import ZSTD
 from schemas.control import control_key
+from schemas.limits import COMPRESS_OVER, INLINE_BYTES, RECORD_BYTES, VALUE_BYTES
 from schemas.message import Message
 from schemas.messages import Task
 from schemas.partition import partition_for
 from schemas.topics import Spread, Topic
 
 M = TypeVar("M", bound=Message)
-
-COMPRESS_OVER = 16 * 1024
-"""Values larger than this many bytes are compressed."""
-
-MAX_RECORD_BYTES = 900_000
-"""Largest value after compression, in bytes: leaves room for key and headers under the broker's 1 MiB."""
 
 ZSTD_LEVEL = 3
 """Of the compression: zstd's own default."""
@@ -46,6 +46,9 @@ CONTENT_TYPE = b"application/msgpack"
 _SPECVERSION = ("ce_specversion", b"1.0")
 _CONTENT_TYPE = ("content-type", CONTENT_TYPE)
 
+TRACE_BYTES = 256
+"""Longest `traceparent` that is passed on, in bytes; one has 55 today, and may grow."""
+
 
 @dataclass(frozen=True, slots=True)
 class Received(Generic[M]):
@@ -58,53 +61,82 @@ class Received(Generic[M]):
 
 
 class Packed(NamedTuple):
-    """The value of a record."""
+    """The value of a record, with what tells a reader how to read it."""
 
     value: bytes
     """As it goes into the log."""
-    compressed: bool
-    """It is zstd."""
+    headers: Headers = ()
+    """`content-encoding` or `claim-check`, where it is not the plain message."""
 
 
-async def pack(message: Message) -> Packed:
-    """Return the value bytes of a message.
+async def pack(message: Message, blobs: BlobStore | None = None, *, beside: Callable[[], int] = lambda: 0) -> Packed:
+    """Return the value of a message, once what the record cannot hold is in the store.
+
+    Args:
+        message: what is said.
+        blobs: the log's store; None where a claim check is not possible.
+        beside: returns the bytes of key and other headers; asked of large values only.
 
     Raises:
-        TooLarge: the compressed value exceeds MAX_RECORD_BYTES, or the plain one codec.MAX_VALUE_BYTES.
+        TooLarge: the message exceeds VALUE_BYTES, or its record INLINE_BYTES and there is no store.
         TypeError: a free-form field holds a value without a msgpack form.
+        infra.blobs.BlobsAway: the store does not take it.
     """
     plain = codec.encode(message)
-    if len(plain) > codec.MAX_VALUE_BYTES:
-        raise TooLarge(f"{message.wire_type()}: {len(plain)} bytes; at most {codec.MAX_VALUE_BYTES} are carried")
-    if len(plain) <= COMPRESS_OVER:
-        return Packed(plain, compressed=False)
-    value = await asyncio.to_thread(zstandard.compress, plain, ZSTD_LEVEL)
-    if len(value) > MAX_RECORD_BYTES:
+    if len(plain) > VALUE_BYTES:
         raise TooLarge(
-            f"{message.wire_type()}: {len(plain)} bytes, {len(value)} compressed; the log carries at most "
-            f"{MAX_RECORD_BYTES} per record. Make the transcript or the verdict smaller."
+            f"{message.wire_type()}: {len(plain)} bytes; at most {VALUE_BYTES} are carried. Make the payload, the "
+            "transcript or the verdict smaller"
         )
-    return Packed(value, compressed=True)
+    if len(plain) <= COMPRESS_OVER:
+        return Packed(plain)
+    value, encoding = await _smaller(plain)
+    headers: Headers = (("content-encoding", encoding.encode()),) if encoding else ()
+    if len(value) + _size(None, headers) + beside() <= INLINE_BYTES:
+        return Packed(value, headers)
+    if blobs is None:
+        raise TooLarge(
+            f"{message.wire_type()}: {len(plain)} bytes, {len(value)} as sent; a record holds at most {INLINE_BYTES} "
+            "with its key and headers. To send more, set bus.blobs to a directory that every service sees (`control` "
+            "takes no more, since it keeps its records for ever and the store does not)"
+        )
+    return Packed(*await claims.check_in(blobs, value, encoding))
 
 
-async def unpack(topic: Topic[M], record: Record) -> Received[M]:
+async def unpack(topic: Topic[M], record: Record, bus: Bus | None = None) -> Received[M]:
     """Return the message of a record of this topic.
 
+    Args:
+        topic: where the record lies.
+        record: as it lies there.
+        bus: the log it was read from, whose store a claim check is redeemed at.
+
     Raises:
-        schemas.codec.DecodeError: the bytes are not a message that belongs on this topic.
+        schemas.codec.DecodeError: the bytes are not a message that belongs on this topic, or their blob is lost.
+        infra.blobs.BlobsAway: the record is a claim check, and the store does not answer.
     """
     raw = record.value or b""
-    if dict(record.headers).get("content-encoding") == b"zstd":
+    compressed = dict(record.headers).get("content-encoding") == ZSTD.encode()
+    if claims.claimed(record) is not None:
+        raw, encoding = await claims.redeem(record, bus)
+        compressed = encoding == ZSTD
+    if compressed:
         raw = await asyncio.to_thread(_decompress, raw)
     return Received(record, codec.decode(raw, *topic.carries), raw)
+
+
+async def _smaller(plain: bytes) -> tuple[bytes, str]:
+    """Return a value with its encoding: compressed if that helps."""
+    squeezed = await asyncio.to_thread(zstandard.compress, plain, ZSTD_LEVEL)
+    return (squeezed, ZSTD) if len(squeezed) < len(plain) else (plain, "")
 
 
 def _decompress(data: bytes) -> bytes:
     try:
         # The frame header names a size that the decompressor would allocate at once: bound it before.
-        if zstandard.frame_content_size(data) > codec.MAX_VALUE_BYTES:
-            raise codec.DecodeError(f"decompresses to over {codec.MAX_VALUE_BYTES} bytes", data)
-        return zstandard.ZstdDecompressor().decompress(data, max_output_size=codec.MAX_VALUE_BYTES)
+        if zstandard.frame_content_size(data) > VALUE_BYTES:
+            raise codec.DecodeError(f"decompresses to over {VALUE_BYTES} bytes", data)
+        return zstandard.ZstdDecompressor().decompress(data, max_output_size=VALUE_BYTES)
     except zstandard.ZstdError as error:
         raise codec.DecodeError(f"not zstd: {error}", data) from error
 
@@ -141,16 +173,30 @@ class Publisher:
             TooLarge: see `pack`.
             infra.errors.BusError: not acknowledged in time.
         """
-        value, compressed = packed or await pack(message)
+        value, how = packed or await self.pack(topic, message)
         key, placed = _place(topic, message)
-        headers = self._headers(message, trace, compressed=compressed)
+        headers = (*self._headers(message, trace), *how)
         if first_failed_ms is not None:
             headers = (*headers, (FIRST_FAILED, str(first_failed_ms).encode()))
+        whole = len(value) + _size(key, headers)
+        if whole > RECORD_BYTES:  # a claim check replaces the value alone
+            raise TooLarge(f"{message.wire_type()}: {whole} bytes with its key and headers; shorten the names in it")
         return await self._bus.publish(
             topic.name, value, key=key, partition=placed if partition is None else partition, headers=headers
         )
 
-    def _headers(self, message: Message, trace: bytes | None, *, compressed: bool) -> Headers:
+    async def pack(self, topic: Topic[M], message: M) -> Packed:
+        """Return the value of a message for a topic; see the function `pack`."""
+        # A compacted topic keeps its records for ever, and the store no blob that long.
+        blobs = None if topic.compacted else claims.blobs_of(self._bus)
+        return await pack(message, blobs, beside=partial(self._beside, topic, message))
+
+    def _beside(self, topic: Topic[M], message: M) -> int:
+        """Return the bytes of a message's key and headers."""
+        key, _ = _place(topic, message)
+        return _size(key, self._headers(message, None))
+
+    def _headers(self, message: Message, trace: bytes | None) -> Headers:
         headers = [
             _SPECVERSION,
             ("ce_id", secrets.token_hex(8).encode()),
@@ -165,8 +211,6 @@ class Publisher:
             headers.append(("ce_subject", f"{task.run}/{task.group}/{task.sample}".encode()))
             headers.append(("attempt", str(task.attempt).encode()))
             headers.append(("deadline-ms", str(task.start_by_ms).encode()))
-        if compressed:
-            headers.append(("content-encoding", b"zstd"))
         return tuple(headers)
 
 
@@ -181,8 +225,13 @@ def new_trace() -> bytes:
 
 
 def trace_of(record: Record) -> bytes | None:
-    """Return the `traceparent` of a record, if it has one."""
-    return dict(record.headers).get("traceparent")
+    """Return the `traceparent` of a record, if it has one; what is too long to be one is not passed on."""
+    trace = dict(record.headers).get("traceparent")
+    return trace if trace is not None and len(trace) <= TRACE_BYTES else None
+
+
+def _size(key: bytes | None, headers: Headers) -> int:
+    return len(key or b"") + sum(len(name) + len(text) for name, text in headers)
 
 
 def first_failed_of(record: Record) -> int | None:

@@ -29,6 +29,7 @@ from functools import partial
 from typing import Any
 
 from infra.bus import Bus, Committed, Consumer, Listener, Record, TopicPartition
+from infra.claims import carried_bytes
 from infra.clock import Clock, wait_for
 from infra.dead_letter import TOO_LARGE, Death, bury
 from infra.errors import BusError, NotOwner, TooLarge
@@ -72,7 +73,7 @@ class _Work:
 
     @property
     def size(self) -> int:
-        return len(self.record.value or b"")
+        return carried_bytes(self.record)
 
 
 class Worker:
@@ -236,7 +237,7 @@ class Worker:
     async def _work(self, work: _Work) -> None:
         record = work.record
         try:
-            received = await unpack(self._sources[record.topic], record)
+            received = await unpack(self._sources[record.topic], record, self._bus)
         except DecodeError as error:
             await self._give_up(record, Death(stage=self._stage, cause=str(error)))
             return

@@ -59,7 +59,7 @@ async def outcomes(
                     f"`rollmill status` shows which stage is behind"
                 )
             for record in await _poll(reader, clock):
-                trajectory = await _accepted(record, manifest.run, arbiter)
+                trajectory = await _accepted(bus, record, manifest.run, arbiter)
                 if trajectory is not None:
                     found.append(trajectory)
             on_progress(len(found))
@@ -80,9 +80,9 @@ async def _poll(reader: Reader, clock: Clock) -> list[Record]:
         return []
 
 
-async def _accepted(record: Record, run: str, arbiter: Arbiter) -> Trajectory | None:
+async def _accepted(bus: Bus, record: Record, run: str, arbiter: Arbiter) -> Trajectory | None:
     try:
-        trajectory = (await unpack(TRAJECTORIES, record)).message
+        trajectory = (await unpack(TRAJECTORIES, record, bus)).message
     except DecodeError:
         return None  # not a terminal record of anything; its writer is to blame, and the sink says so
     task = trajectory.task

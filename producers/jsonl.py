@@ -19,8 +19,9 @@ from producers.source import Instance
 from schemas.codec import MAX_DEPTH, check_plain
 from schemas.identity import canonical
 
-PAYLOAD_BYTES = 512 * 1024
-"""Largest payload of a line, in bytes: it is carried by every record of the sample, beside the transcript."""
+PAYLOAD_BYTES = 4 * 1024 * 1024
+"""Largest payload of a line, in bytes: every message of the sample carries it, beside a transcript and a verdict that
+together with it may have 16 MiB. What does not fit into a record needs a blob store (`bus.blobs`)."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

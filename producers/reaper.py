@@ -129,6 +129,6 @@ class Reaper:
 
     async def _take(self, record: Record) -> None:
         if record.topic == TASKS.name:
-            self._samples.admit((await unpack(TASKS, record)).message)
+            self._samples.admit((await unpack(TASKS, record, self._bus)).message)
         else:
-            self._samples.end((await unpack(TRAJECTORIES, record)).message.task)
+            self._samples.end((await unpack(TRAJECTORIES, record, self._bus)).message.task)

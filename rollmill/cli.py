@@ -28,6 +28,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "replay": ("replay", "Replay a run from its topics and compare."),
     "check": ("check", "Prove where every sample of a run went."),
     "sql": ("sql", "Ask ClickHouse."),
+    "keep": ("keep", "Keep the large values of a run from collection."),
+    "blobs": ("blobs", "Large values: what the store holds, and delete what no record needs."),
     "doctor": ("doctor", "Say what works on this machine and what is missing."),
     "broker": ("broker", "A local one-node Apache Kafka: start, stop, status, topics, run."),
     "clickhouse": ("clickhouse", "Serve ClickHouse's HTTP interface from a local directory."),

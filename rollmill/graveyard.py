@@ -80,7 +80,7 @@ async def letters(bus: Bus, clock: Clock, wanted: Wanted) -> AsyncIterator[DeadL
     """Yield letters up to the present end of the log; of each partition the oldest first."""
     begin, end = await _ends(bus)
     async for record in read_between(bus, clock, begin, end):
-        letter = DeadLetter(record)
+        letter = DeadLetter(record, bus)
         if await wanted.has(letter):
             yield letter
 
@@ -104,7 +104,7 @@ async def letter_at(bus: Bus, clock: Clock, name: str) -> DeadLetter:
             "without the last"
         )
     async for record in read_between(bus, clock, {tp: offset}, {tp: offset + 1}):
-        return DeadLetter(record)
+        return DeadLetter(record, bus)
     raise ConfigError(f"no dead letter {name}: nothing lies at that offset")
 
 
@@ -119,7 +119,7 @@ async def newest(bus: Bus, clock: Clock, wanted: Wanted, limit: int) -> list[Lin
         oldest: dict[TopicPartition, int] = {}
         async for record in read_between(bus, clock, start, end):
             oldest.setdefault(record.tp, record.timestamp_ms)
-            if await wanted.has(letter := DeadLetter(record)):
+            if await wanted.has(letter := DeadLetter(record, bus)):
                 found.append(await Line.of(letter))
         found = sorted(found, key=lambda line: line.at_ms, reverse=True)[:limit]
         floor |= start

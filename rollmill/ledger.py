@@ -64,6 +64,6 @@ async def _read(bus: Bus, clock: Clock, topic: Topic[M]) -> AsyncIterator[Receiv
     begin, end = await bus.begin_offsets(topic.name), await bus.end_offsets(topic.name)
     async for record in read_between(bus, clock, positions(topic, begin), positions(topic, end)):
         try:
-            yield await unpack(topic, record)
+            yield await unpack(topic, record, bus)
         except DecodeError:
             continue  # it says nothing about any run; its stage or the sink has it in `dead`

@@ -16,5 +16,8 @@ CONFIG_NAME = "config.toml"
 PORTS_NAME = "ports.json"
 """The ports of the last start."""
 
+BLOBS_NAME = "blobs"
+"""Values that are too large for the log."""
+
 RUN_NAME = "run"
 """The supervisor's directory: lock, state, logs."""

@@ -68,7 +68,7 @@ async def recent_work(bus: Bus, clock: Clock) -> RecentWork:
     events: list[StageEvent] = []
     async for record in read_between(bus, clock, start, end):
         try:
-            events.extend((await unpack(EVENTS, record)).message.events)
+            events.extend((await unpack(EVENTS, record, bus)).message.events)
         except DecodeError:
             continue  # the sink has it in `dead`
     for event in sorted(events, key=lambda event: event.at_ms):

@@ -21,7 +21,7 @@ from infra.config import Config, dump
 from infra.envhost.address import UNIX_PATH_BYTES
 from infra.loopback import HOST
 from rollmill import ports, toml
-from rollmill.paths import CONFIG_NAME, DATA_DIR, PORTS_NAME, RUN_NAME
+from rollmill.paths import BLOBS_NAME, CONFIG_NAME, DATA_DIR, PORTS_NAME, RUN_NAME
 from rollmill.supervisor import Restart, Service
 from rollmill.supervisor.readiness import answers_http, answers_kafka, at_once, done, listens, says
 
@@ -127,9 +127,13 @@ def make_plan(
         "model": (model or base.policy.model).absolute(),
     }
     clickhouse = {"url": clickhouse_url or f"http://{HOST}:{chosen['clickhouse']}"}
+    bus = {
+        "bootstrap": bootstrap or f"{HOST}:{chosen['broker']}",
+        "blobs": str(Path(base.bus.blobs or data_dir / BLOBS_NAME).absolute()),
+    }
     config = base.model_copy(
         update={
-            "bus": base.bus.model_copy(update={"bootstrap": bootstrap or f"{HOST}:{chosen['broker']}"}),
+            "bus": base.bus.model_copy(update=bus),
             "policy": base.policy.model_copy(update=policy),
             "envhost": base.envhost.model_copy(update={"address": envhost}),
             "clickhouse": base.clickhouse.model_copy(update=clickhouse),

@@ -125,7 +125,7 @@ class RunWatch:
 
     async def _take(self, record: Record) -> None:
         try:
-            message = (await unpack(_TOPICS[record.topic], record)).message
+            message = (await unpack(_TOPICS[record.topic], record, self._bus)).message
         except DecodeError:
             return  # nothing here depends on one record; the sink reports it
         match message:

@@ -14,12 +14,10 @@ from typing import Any, TypeVar
 import msgpack
 import msgspec
 
+from schemas.limits import VALUE_BYTES
 from schemas.message import Message
 
 M = TypeVar("M", bound=Message)
-
-MAX_VALUE_BYTES = 16 * 1024 * 1024
-"""Largest uncompressed message that is decoded."""
 
 MAX_ITEMS = 1_000_000
 """Most entries of one array or map in a message."""
@@ -80,8 +78,8 @@ def decode(data: bytes, *types: type[M]) -> M:
 
 
 def _unpack(data: bytes) -> dict[str, Any]:
-    if len(data) > MAX_VALUE_BYTES:
-        raise DecodeError(f"{len(data)} bytes; at most {MAX_VALUE_BYTES} are decoded", data)
+    if len(data) > VALUE_BYTES:
+        raise DecodeError(f"{len(data)} bytes; at most {VALUE_BYTES} are decoded", data)
     try:
         fields = msgpack.unpackb(
             data,

@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 
 from schemas.control import Cancel, Control, Credit, Cursor, PolicyVersion, RunManifest
 from schemas.decisions import Decision, GroupDropped, RunEnded, StepDecided, TrainerStarted, VersionPublished
+from schemas.limits import BATCH_BYTES
 from schemas.message import Message
 from schemas.messages import Episode, Rollout, Task, Trajectory
 from schemas.telemetry import Metrics, StageEvents
@@ -35,7 +36,7 @@ STAGE_MS = 7 * 24 * HOUR_MS
 """Kept for the work between stages: longer than a stage may stand still."""
 
 LONG_MS = 90 * 24 * HOUR_MS
-"""Kept for replay and proof: what was decided, and from what."""
+"""Kept for replay and proof: what was decided, and from what. No topic with a retention keeps anything longer."""
 
 
 class Spread(StrEnum):
@@ -77,8 +78,8 @@ class Topic(Generic[M_co]):
     """Kept this long; None for a compacted topic."""
     delay_ms: int = 0
     """A retry tier: a record is handled this long after its timestamp, so that the head is always the earliest due."""
-    max_bytes: int = 1_048_576
-    """Largest record batch the broker takes."""
+    max_bytes: int = BATCH_BYTES
+    """Largest batch of records that the broker takes, in bytes."""
 
     @property
     def compacted(self) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from schemas.claim import ClaimCheck
 from schemas.diagram import table
 from schemas.message import Message
 from schemas.topics import TABLE
@@ -38,6 +39,7 @@ _PLAIN: dict[Any, str] = {
 def wire_page() -> str:
     """Return the topics, the messages, the values inside them and the enumerations."""
     messages = list(dict.fromkeys(kind for topic in TABLE for kind in topic.carries))
+    messages.append(ClaimCheck)  # no topic carries it: it stands for what one carries
     inside = [kind for kind in _reachable(messages) if kind not in messages]
     parts: list[Struct] = [kind for kind in inside if not issubclass(kind, StrEnum)]
     enums = [kind for kind in inside if issubclass(kind, StrEnum)]

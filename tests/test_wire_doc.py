@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import subprocess
 import sys
@@ -14,16 +15,20 @@ import pytest
 import zstandard
 from hypothesis import given
 
+from infra.blobs import KEEP_MS
+from infra.blobs.directory import DirectoryBlobs
 from infra.bus import Record
 from infra.clock import VirtualClock
 from infra.dead_letter import Death, bury
 from infra.memory import MemoryBus
-from infra.wire import COMPRESS_OVER, MAX_RECORD_BYTES, Publisher
+from infra.wire import Publisher
 from schemas import codec, identity
+from schemas.claim import ClaimCheck
 from schemas.codec import encode
 from schemas.control import Control, control_key
+from schemas.limits import COMPRESS_OVER, INLINE_BYTES, VALUE_BYTES
 from schemas.partition import murmur2
-from schemas.topics import DEAD, DEFAULT_PREFIX, TABLE, TASKS
+from schemas.topics import DEAD, DEFAULT_PREFIX, HOUR_MS, TABLE, TASKS
 from tests.golden.samples import SAMPLES, TASK, golden_file
 from tests.logs import read_all
 from tests.strategies import FREE_FORM
@@ -42,6 +47,9 @@ def run(name: str) -> dict[str, Any]:
 
 CONSUMER = run("consumer.py")
 IDENTITY = run("identity.py")
+CLAIM = run("claim.py")
+NOISE = random.Random(5).randbytes(INLINE_BYTES)
+"""Too large for a record, whatever is done with it."""
 
 
 @pytest.fixture
@@ -131,7 +139,9 @@ def test_the_pages_limits_are_ours():
     """The numbers in the prose are the constants."""
     prose = " ".join(PAGE.split())
     assert f"up to {COMPRESS_OVER // 1024} KiB" in prose
-    assert f"{codec.MAX_VALUE_BYTES // 2**20} MiB uncompressed and {MAX_RECORD_BYTES:,} bytes" in prose
+    assert f"{VALUE_BYTES // 2**20} MiB uncompressed" in prose
+    assert f"a record at most {INLINE_BYTES:,} bytes as sent, with key and headers" in prose
+    assert f"once it is {KEEP_MS // (24 * HOUR_MS)} days old" in prose
     assert f"{codec.MAX_ITEMS:,} entries" in prose
     assert f"at most {codec.MAX_DEPTH} deep" in prose
 
@@ -144,10 +154,35 @@ def headers_on_the_page(before: str) -> set[str]:
 
 async def test_the_pages_headers_are_what_is_sent(bus):
     """The table lists each header that a publisher writes, and no other."""
-    large = msgspec.structs.replace(TASK, payload={"text": "x" * COMPRESS_OVER})
-    await Publisher(bus, VirtualClock(), "run-3").publish(TASKS, large, first_failed_ms=4)
+    publisher = Publisher(bus, VirtualClock(), "run-3")
+    for value in ("x" * COMPRESS_OVER, NOISE):
+        large = msgspec.structs.replace(TASK, payload={"value": value})
+        await publisher.publish(TASKS, large, first_failed_ms=4)
+    sent = {name for record in await read_all(bus, TASKS) for name, _ in record.headers}
+    assert headers_on_the_page("**Headers**") == sent
+
+
+@pytest.mark.parametrize("value", [NOISE, NOISE.hex()], ids=["plain", "zstd"])
+async def test_the_pages_readers_redeem_what_we_send(tmp_path, value):
+    """The two examples together read a large message without our code."""
+    store = DirectoryBlobs(tmp_path, VirtualClock())
+    await store.create()
+    bus = MemoryBus(blobs=store)
+    await bus.create_topics(TABLE)
+    await Publisher(bus, VirtualClock(), "run-3").publish(
+        TASKS, msgspec.structs.replace(TASK, payload={"value": value})
+    )
     (record,) = await read_all(bus, TASKS)
-    assert headers_on_the_page("**Headers**") == {name for name, _ in record.headers}
+    ticket = CONSUMER["decode"]("tasks", record.value, dict(record.headers))
+    assert (ticket["type"], ticket["digest"].encode()) == (ClaimCheck.wire_type(), dict(record.headers)["claim-check"])
+
+    message = CONSUMER["decode"](
+        "tasks", CLAIM["redeem"](tmp_path, ticket), {"content-encoding": ticket["encoding"].encode()}
+    )
+
+    assert message["payload"] == {"value": value}
+    with pytest.raises(ValueError, match="no digest"):
+        CLAIM["redeem"](tmp_path, {"digest": "../" * 20 + "etc/passwd"})
 
 
 async def test_the_pages_dead_letter_headers_are_what_is_sent(bus):

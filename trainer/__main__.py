@@ -32,16 +32,17 @@ log = logging.getLogger("trainer")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Overrides a value of RUN.toml.")
 @click.option("--bootstrap", default="127.0.0.1:9092", show_default=True, help="Addresses of the Kafka brokers.")
 @click.option("--prefix", default=DEFAULT_PREFIX, show_default=True, help="Put before every topic name.")
+@click.option("--blobs", default="", help="Directory of the values too large for a record (bus.blobs).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 def command(
-    path: Path, overrides: tuple[str, ...], bootstrap: str, prefix: str, *, resume: bool, as_json: bool
+    path: Path, overrides: tuple[str, ...], bootstrap: str, prefix: str, blobs: str, *, resume: bool, as_json: bool
 ) -> None:
     """Train the run of RUN.toml."""
     set_up_logging()
 
     async def main() -> None:
         config = load_config(path, overrides)
-        async with connected(BusConfig(bootstrap=bootstrap, prefix=prefix), client="trainer") as bus:
+        async with connected(BusConfig(bootstrap=bootstrap, prefix=prefix, blobs=blobs), client="trainer") as bus:
 
             async def train() -> None:
                 result = await loop.run(config, bus, SystemClock(), resume=resume, on_progress=step_logger())

@@ -52,7 +52,7 @@ async def read_decisions(bus: Bus, clock: Clock, run: str, end: int | None = Non
         end = (await bus.end_offsets(DECISIONS.name)).get(partition.partition, 0)
     found: list[tuple[int, Decision]] = []
     async for record in read_between(bus, clock, {partition: begin}, {partition: end}):
-        decision = await _decision(record, run)
+        decision = await _decision(bus, record, run)
         if decision is not None:
             found.append((record.offset, decision))
     return found
@@ -107,7 +107,7 @@ class DecisionLog:
 
     async def _read(self, reader: Reader, timeout_s: float) -> None:
         for record in await reader.poll(MAX_RECORDS, timeout_s):
-            decision = await _decision(record, self._run)
+            decision = await _decision(self._bus, record, self._run)
             if isinstance(decision, TrainerStarted):
                 raise Fenced(
                     f"another trainer took run {self._run!r} over at offset {record.offset} of `decisions` (this one "
@@ -120,9 +120,9 @@ class DecisionLog:
         return self._reader
 
 
-async def _decision(record: Record, run: str) -> Decision | None:
+async def _decision(bus: Bus, record: Record, run: str) -> Decision | None:
     try:
-        message = (await unpack(DECISIONS, record)).message
+        message = (await unpack(DECISIONS, record, bus)).message
     except DecodeError as error:
         log.warning("`decisions` offset %d is not a decision: %s", record.offset, error)
         return None

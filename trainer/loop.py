@@ -290,7 +290,7 @@ class Trainer:
     async def _terminal(self, record: Record) -> Terminal | None:
         """Return the record if it is a trajectory of this run."""
         try:
-            received = await unpack(TRAJECTORIES, record)
+            received = await unpack(TRAJECTORIES, record, self._bus)
         except DecodeError as error:
             log.warning("`trajectories` offset %d is not a trajectory, ignored: %s", record.offset, error)
             return None

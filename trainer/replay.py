@@ -137,7 +137,7 @@ async def read_terminals(bus: Bus, clock: Clock, run: str, start: int, end: int)
     found: list[Terminal] = []
     async for record in read_between(bus, clock, {partition: start}, {partition: end}):
         try:
-            received = await unpack(TRAJECTORIES, record)
+            received = await unpack(TRAJECTORIES, record, bus)
         except DecodeError as error:
             log.warning("`trajectories` offset %d is not a trajectory, ignored: %s", record.offset, error)
             continue

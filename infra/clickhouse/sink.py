@@ -24,6 +24,7 @@ from clickhouse_connect.driver.asyncclient import AsyncClient
 from clickhouse_connect.driver.insert import InsertContext
 
 from infra.bus import Bus, Committed, Consumer, Listener, Record, TopicPartition
+from infra.claims import carried_bytes
 from infra.clickhouse import schema
 from infra.clickhouse.client import FAILURES, Address, StoreError, connect, explained
 from infra.clickhouse.ranges import PartitionBuffer, Range, Want
@@ -197,7 +198,7 @@ class Sink:
                 await consumer.seek(record.tp, buffer.next_offset)
             return
         rows = await self._read(record)
-        size = len(record.value or b"") + len(record.key or b"")
+        size = carried_bytes(record) + len(record.key or b"")
         buffer.add(record.offset, rows, size, self._clock.monotonic())
         self.progress.records += 1
         # Decoding takes a few dozen microseconds a record: let heartbeats in between.
@@ -207,7 +208,7 @@ class Sink:
         """Return the rows of a record; none for one that cannot be stored, which goes to `dead`."""
         stream = self._streams[record.topic]
         try:
-            return await stream.read(record)
+            return await stream.read(record, self._bus)
         except DecodeError as error:
             if not stream.buried_elsewhere:
                 await self._bury(record, POISON, error)

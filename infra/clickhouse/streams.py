@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from infra.bus import Record
+from infra.bus import Bus, Record
 from infra.clickhouse import rows
 from infra.clickhouse.rows import Rows
 from infra.wire import Received, unpack
@@ -29,8 +29,8 @@ class Stream:
     buried_elsewhere: bool = False
     """A stage reads this topic too and sends what cannot be decoded to `dead`."""
 
-    async def read(self, record: Record) -> Rows:
-        """Return the rows of a record.
+    async def read(self, record: Record, bus: Bus) -> Rows:
+        """Return the rows of a record of this log.
 
         Raises:
             schemas.codec.DecodeError: the bytes are not a message of this topic.
@@ -38,7 +38,7 @@ class Stream:
         """
         if self.rows is None:
             return rows.dead_rows(record)
-        return self.rows(await unpack(self.topic, record))
+        return self.rows(await unpack(self.topic, record, bus))
 
 
 STREAMS = (

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from infra import broker
+from infra.claims import blobs_of
 from infra.clock import SystemClock
 from infra.config import Config
 from infra.connect import connected
@@ -98,7 +99,7 @@ def status(data_dir: Path, as_json: bool) -> None:
 @output.json_option
 @output.config_options
 def topics(create: bool, as_json: bool, config: Config) -> None:
-    """Compare the topics with the table; with --create, make those that are missing first."""
+    """Compare the topics with the table and look for the blob store; with --create, make what is missing first."""
     created = output.run(_topics(config, create=create))
     result = {"topics": [topic.name for topic in TABLE], "created": created}
     output.print_result(result, as_json, _show_topics)
@@ -108,6 +109,9 @@ async def _topics(config: Config, *, create: bool) -> list[str]:
     async with connected(config.bus, client="broker", check=False) as bus:
         created = await bus.create_topics(TABLE) if create else []
         await bus.check_topics(TABLE)
+        blobs = blobs_of(bus)
+        if blobs is not None:
+            await (blobs.create() if create else blobs.check())
         return created
 
 

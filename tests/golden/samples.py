@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from schemas.claim import ClaimCheck
 from schemas.control import Cancel, Credit, Cursor, PolicyVersion, RunManifest
 from schemas.decisions import (
     DropReason,
@@ -202,6 +203,7 @@ SAMPLES: dict[str, Message] = {
         points=(MetricPoint(name="trainer.success", value=0.5, at_ms=NOW_MS, step=5, labels={"source": SOURCE}),),
     ),
     "rollmill.opaque": Opaque(),
+    "rollmill.claim_check": ClaimCheck(digest="d" * 64, size=1_234_567, encoding="zstd"),
 }
 """File name -> message. The name is the wire type, with what tells the variants apart."""
 

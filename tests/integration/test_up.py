@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -85,6 +86,26 @@ async def test_tasks_from_a_file_come_out_as_outcomes_in_sql(folder):
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert last_json(checked)["admitted"] == 12
     assert last_json(checked)["conserved"]
+
+
+async def test_a_task_that_no_record_holds_passes_through_every_process(folder):
+    """Its value lies in the system's directory, where INIT and the sink find it; its family refuses it with a cause."""
+    path = await ready(folder)
+    noise = random.Random(0).randbytes(1_000_000).hex()
+    (path / "large.jsonl").write_text(json.dumps({"family": "reasoning", "payload": {"noise": noise}}))
+    published = call(path, "publish", "large.jsonl", "--run", "large", "--json")
+    assert (1, 0) == (last_json(published)["tasks"], published.returncode)
+
+    def stored() -> int:
+        question = (
+            "SELECT count() FROM accepted AS a, tasks AS t WHERE a.run = 'large' AND t.run = 'large' "
+            "AND a.outcome = 'failed' AND length(t.payload) > 2000000"
+        )
+        asked = call(path, "sql", question, "--json")
+        return last_json(asked)["rows"][0][0] if asked.returncode == 0 else 0
+
+    await wait_until(stored, 1, limit_s=90)
+    assert {"blobs": 1, "kept": {}}.items() <= last_json(call(path, "blobs", "status", "--json")).items()
 
 
 async def test_the_other_commands_say_how_things_stand(folder):

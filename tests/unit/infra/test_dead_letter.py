@@ -9,9 +9,10 @@ import pytest
 from infra.bus import Record
 from infra.clock import VirtualClock
 from infra.dead_letter import DeadLetter, Death, bury
-from infra.memory import MAX_RECORD_BYTES, MemoryBus
+from infra.memory import MemoryBus
 from schemas import codec
 from schemas.codec import DecodeError
+from schemas.limits import RECORD_BYTES
 from schemas.topics import DEAD, TABLE
 from tests.logs import make_task, read_all
 
@@ -55,10 +56,10 @@ async def test_a_record_without_key_and_value_is_buried_too():
 
 async def test_a_record_that_has_no_room_for_its_new_headers_is_cut():
     """Its size is in a header; a stage does not die of one huge record."""
-    found = await buried(Record("tasks", 0, 5, 7, b"k" * 100, b"x" * MAX_RECORD_BYTES))
+    found = await buried(Record("tasks", 0, 5, 7, b"k" * 100, b"x" * RECORD_BYTES))
 
-    assert 900_000 < len(found.value) < MAX_RECORD_BYTES
-    assert DeadLetter(found).cut_from == MAX_RECORD_BYTES
+    assert 900_000 < len(found.value) < RECORD_BYTES
+    assert DeadLetter(found).cut_from == RECORD_BYTES
 
 
 async def test_a_cause_is_bounded_and_may_hold_anything():
@@ -110,7 +111,7 @@ async def test_a_letter_is_read_as_a_record_of_the_topic_it_came_from():
 
 async def test_a_cut_letter_is_not_read_as_if_it_were_whole():
     """What is left may even be readable."""
-    value = codec.encode(make_task()) + b"\xc0" * MAX_RECORD_BYTES
+    value = codec.encode(make_task()) + b"\xc0" * RECORD_BYTES
     letter = DeadLetter(await buried(Record("tasks", 0, 5, 7, None, value)))
 
     with pytest.raises(DecodeError, match=f"of its {len(value)} bytes are kept"):

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infra.blobs.memory import MemoryBlobs
 from infra.bus import Record
 from infra.clock import SystemClock, VirtualClock
 from infra.dead_letter import Death
@@ -249,10 +250,19 @@ class TestTerminal:
         """For whoever looks at the record."""
         assert make_task() == terminal(make_task(), Expired(cause=""), "run").task
 
-    @pytest.mark.parametrize("kind", [FailureKind.HANDLER, FailureKind.ENGINE])
-    async def test_a_task_at_the_limit_of_the_log_does_not_stop_its_stage(self, kind):
+    @pytest.mark.parametrize(
+        ("kind", "blobs", "ended", "died_of"),
+        [
+            (FailureKind.HANDLER, None, TRAJECTORIES, [b"handler"]),
+            (FailureKind.ENGINE, None, DEAD, [b"too_large"]),
+            (FailureKind.ENGINE, MemoryBlobs(), INIT_RETRY_5S, []),
+        ],
+        ids=["failed", "cannot be sent on", "sent on as a claim check"],
+    )
+    async def test_a_task_at_the_limit_of_the_log_does_not_stop_its_stage(self, kind, blobs, ended, died_of):
         """It ends as failed, or goes to `dead` when it cannot be sent on for another attempt; the stream goes on."""
         bus = await memory(SystemClock())
+        bus.blobs = blobs
         await bus.publish(TASKS.name, codec.encode(self.HUGE), partition=0)
         await bus.publish(TASKS.name, codec.encode(make_task(sample=1)), partition=0)
 
@@ -271,11 +281,10 @@ class TestTerminal:
         await wait_until(committed, 2)
         member.stop()
         await asyncio.wait_for(running, 5)
-        (letter,) = await read_all(bus, DEAD)
-        ended, died_of = (1, b"handler") if kind is FailureKind.HANDLER else (0, b"too_large")
+        letters = [dict(letter.headers)["x-kind"] for letter in await read_all(bus, DEAD)]
 
-        assert [ended, 1] == [len(await read_all(bus, topic)) for topic in (TRAJECTORIES, EPISODES)]
-        assert died_of == dict(letter.headers)["x-kind"]
+        assert [1, 1] == [len(await read_all(bus, topic)) for topic in (ended, EPISODES)]
+        assert died_of == letters
 
 
 class TestStartBy:
@@ -379,6 +388,9 @@ class TestDeadEvent:
         assert self.event(("ce_subject", subject), ("attempt", subject)).sample == 0
 
 
+PACK = Publisher(MemoryBus(), SystemClock(), "test").pack
+
+
 class TestStageCall:
     """A stage's handler as a call."""
 
@@ -391,7 +403,7 @@ class TestStageCall:
         async def handle(_):
             return None
 
-        assert Result(EventKind.FINISHED) == await self.stage(handle).call()(job())
+        assert Result(EventKind.FINISHED) == await self.stage(handle).call(PACK)(job())
 
     async def test_an_output_goes_to_the_sink_with_its_bytes_and_what_follows(self):
         """Packed before it leaves the call, so that the log cannot refuse it later."""
@@ -402,7 +414,7 @@ class TestStageCall:
         async def handle(task):
             return Done(Episode(task=task, host="local:", lease="l", messages=()), settle)
 
-        result = await self.stage(handle).call()(job())
+        result = await self.stage(handle).call(PACK)(job())
 
         assert (EventKind.FINISHED, settle) == (result.kind, result.settle)
         assert isinstance(result.output, Output)
@@ -419,7 +431,7 @@ class TestStageCall:
         async def handle(task):
             return Done(Episode(task=task, host="local:", lease="l", messages=({"role": "user", "content": content},)))
 
-        result = await self.stage(handle).call(retry(SystemClock()))(job())
+        result = await self.stage(handle).call(PACK, retry(SystemClock()))(job())
 
         assert (EventKind.FAILED, TRAJECTORIES) == (result.kind, result.output.topic)
         assert says in json.dumps(result.detail)

@@ -12,14 +12,14 @@ import zstandard
 from hypothesis import given, settings
 
 from infra import wire
-from infra.bus import Record
+from infra.bus import Headers, Record
 from infra.clock import VirtualClock
 from infra.errors import TooLarge
 from infra.memory import MemoryBus
-from infra.wire import COMPRESS_OVER, MAX_RECORD_BYTES, Publisher, new_trace, pack, trace_of, unpack
-from schemas import codec
+from infra.wire import TRACE_BYTES, Publisher, new_trace, pack, trace_of, unpack
 from schemas.codec import DecodeError, encode
 from schemas.control import Control
+from schemas.limits import COMPRESS_OVER, INLINE_BYTES, VALUE_BYTES
 from schemas.messages import Task
 from schemas.partition import partition_for
 from schemas.topics import CONTROL, DECISIONS, EPISODES, EVENTS, METRICS, TABLE, TASKS, TRAJECTORIES
@@ -27,8 +27,9 @@ from tests.golden.samples import NOW_MS, SAMPLES, TASK
 from tests.logs import read_all
 from tests.strategies import messages
 
+ZSTD = (("content-encoding", b"zstd"),)
 TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-NOISE = random.Random(7).randbytes(MAX_RECORD_BYTES + 1)
+NOISE = random.Random(7).randbytes(INLINE_BYTES + 1)
 
 
 @pytest.fixture
@@ -44,9 +45,8 @@ def task_with(payload: object) -> Task:
     return msgspec.structs.replace(TASK, payload={"value": payload})
 
 
-def record_of(value: bytes | None, *, compressed: bool = False) -> Record:
+def record_of(value: bytes | None, headers: Headers = ()) -> Record:
     """Return a record on `tasks` with this value."""
-    headers = (("content-encoding", b"zstd"),) if compressed else ()
     return Record(topic="tasks", partition=0, offset=0, timestamp_ms=0, key=None, value=value, headers=headers)
 
 
@@ -54,24 +54,23 @@ def record_of(value: bytes | None, *, compressed: bool = False) -> Record:
 @given(message=messages(Task))
 async def test_a_packed_message_unpacks(message):
     """A reader gets the message and the bytes that its content hash is over."""
-    value, compressed = await pack(message)
-    received = await unpack(TASKS, record_of(value, compressed=compressed))
+    received = await unpack(TASKS, record_of(*await pack(message)))
     assert received.message == message
     assert received.raw == encode(message)
 
 
 async def test_small_values_are_plain():
     """Most records are read without zstandard, and golden bytes are what is sent."""
-    assert await pack(TASK) == (encode(TASK), False)
+    assert await pack(TASK) == (encode(TASK), ())
 
 
 async def test_large_values_are_compressed():
     """A reader that knows the header gets the same message; the raw bytes are the uncompressed ones."""
     large = task_with("x" * COMPRESS_OVER)
-    value, compressed = await pack(large)
-    assert compressed
+    value, headers = await pack(large)
+    assert headers == ZSTD
     assert len(value) < COMPRESS_OVER
-    received = await unpack(TASKS, record_of(value, compressed=True))
+    received = await unpack(TASKS, record_of(value, headers))
     assert (received.message, received.raw) == (large, encode(large))
 
 
@@ -82,22 +81,21 @@ async def test_compression_leaves_the_event_loop_alone(monkeypatch):
     note = threading.get_ident
     monkeypatch.setattr(zstandard, "compress", lambda *given: seen.append(note()) or compress(*given))
     monkeypatch.setattr(wire, "_decompress", lambda *given: seen.append(note()) or decompress(*given))
-    value, _ = await pack(task_with("x" * COMPRESS_OVER))
-    await unpack(TASKS, record_of(value, compressed=True))
+    await unpack(TASKS, record_of(*await pack(task_with("x" * COMPRESS_OVER))))
     assert len(seen) == 2
     assert note() not in seen
 
 
-async def test_what_does_not_compress_enough_is_too_large():
-    """The error says how large it was, before anything is sent."""
-    with pytest.raises(TooLarge, match=r"rollmill\.task: \d+ bytes, \d+ compressed; the log carries at most 900000"):
+async def test_what_a_record_cannot_hold_is_too_large_without_a_store():
+    """The error says how large it was and which setting is missing, before anything is sent."""
+    with pytest.raises(TooLarge, match=r"rollmill\.task: \d+ bytes, \d+ as sent; .* at most 900000 .* set bus\.blobs"):
         await pack(task_with(NOISE))
 
 
 async def test_what_would_not_be_decoded_is_too_large():
     """A message that compresses well is still bounded: nobody could read it."""
     with pytest.raises(TooLarge, match="at most 16777216 are carried"):
-        await pack(task_with(bytes(codec.MAX_VALUE_BYTES)))
+        await pack(task_with(bytes(VALUE_BYTES)))
 
 
 @pytest.mark.parametrize(
@@ -108,28 +106,28 @@ async def test_what_would_not_be_decoded_is_too_large():
 async def test_what_is_not_zstd_is_a_decode_error(value):
     """The error keeps the bytes as they came."""
     with pytest.raises(DecodeError, match="not zstd") as caught:
-        await unpack(TASKS, record_of(value, compressed=True))
+        await unpack(TASKS, record_of(value, ZSTD))
     assert caught.value.data == value
 
 
 async def test_a_bomb_is_refused_before_it_is_unpacked():
     """A few kilobytes that claim gigabytes cost no memory."""
-    bomb = zstandard.compress(bytes(codec.MAX_VALUE_BYTES + 1))
+    bomb = zstandard.compress(bytes(VALUE_BYTES + 1))
     with pytest.raises(DecodeError, match="decompresses to over"):
-        await unpack(TASKS, record_of(bomb, compressed=True))
+        await unpack(TASKS, record_of(bomb, ZSTD))
 
 
 async def test_a_bomb_that_hides_its_size_is_refused():
     """A frame without a content size is unpacked into a bounded buffer."""
-    bomb = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(codec.MAX_VALUE_BYTES + 1))
+    bomb = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(VALUE_BYTES + 1))
     with pytest.raises(DecodeError):
-        await unpack(TASKS, record_of(bomb, compressed=True))
+        await unpack(TASKS, record_of(bomb, ZSTD))
 
 
 async def test_a_frame_that_hides_its_size_is_read():
     """Streaming compressors of other languages do not write it."""
     value = zstandard.ZstdCompressor(write_content_size=False).compress(encode(TASK))
-    assert (await unpack(TASKS, record_of(value, compressed=True))).message == TASK
+    assert (await unpack(TASKS, record_of(value, ZSTD))).message == TASK
 
 
 @pytest.mark.parametrize("value", [None, b"", encode(SAMPLES["rollmill.rollout"])], ids=["none", "empty", "rollout"])
@@ -222,3 +220,9 @@ async def test_a_trace_begins_where_none_is_given(bus):
     assert re.fullmatch(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-01", trace_of(record) or b"")
     assert trace_of(record_of(b"")) is None
     assert new_trace() != new_trace()
+
+
+async def test_a_trace_that_is_too_long_to_be_one_is_not_passed_on():
+    """Anyone may write any header; what is copied from record to record must stay small."""
+    assert trace_of(record_of(b"", (("traceparent", b"0" * TRACE_BYTES),))) == b"0" * TRACE_BYTES
+    assert trace_of(record_of(b"", (("traceparent", b"0" * (TRACE_BYTES + 1)),))) is None

@@ -8,12 +8,12 @@ from hypothesis import example, given
 
 from infra.bus import Record
 from infra.dead_letter import NOT_STORED, DeadLetter, Death, bury
-from infra.memory import MAX_RECORD_BYTES
 from infra.wire import Publisher, pack, unpack
 from producers.redrive import MAX_REFUSALS, MAX_SIBLINGS, NotRedrivable, Redrive, siblings, work_of
 from schemas import codec
 from schemas.control import RunManifest
 from schemas.identity import group_id
+from schemas.limits import RECORD_BYTES
 from schemas.messages import MAX_TIME_MS, Episode, Task
 from schemas.topics import CONTROL, DEAD, EPISODES, TASKS
 from tests.golden.samples import SAMPLES
@@ -176,7 +176,7 @@ REFUSED = {
         Death(stage="sink", cause="too large a number", kind=NOT_STORED),
         "the stages dealt with it",
     ),
-    "a value that was cut": ("tasks", b"\xc0" * MAX_RECORD_BYTES, DEATH, f"of its {MAX_RECORD_BYTES} bytes are kept"),
+    "a value that was cut": ("tasks", b"\xc0" * RECORD_BYTES, DEATH, f"of its {RECORD_BYTES} bytes are kept"),
 }
 """What cannot be done again -> its topic, its bytes, its death, and what is said."""
 

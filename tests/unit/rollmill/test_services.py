@@ -72,3 +72,11 @@ def test_a_worker_gets_longer_to_end_than_it_takes_to_drain(tmp_path, name):
     base = Config(**{name: StageConfig(drain_s=100)})
     services = {service.name: service for service in local_services(make_plan(tmp_path, base=base))}
     assert services[name].stop_grace_s > 100
+
+
+def test_a_local_system_keeps_large_values_beside_its_other_data(tmp_path):
+    """Every service and command reads where; a directory that the user names is left as it is."""
+    own = Config(bus=BusConfig(blobs="/mnt/shared/blobs"))
+
+    assert make_plan(tmp_path).config.bus.blobs == str(tmp_path / "blobs")
+    assert make_plan(tmp_path, base=own).config.bus.blobs == "/mnt/shared/blobs"
