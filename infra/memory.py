@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import defaultdict
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -77,14 +78,16 @@ class MemoryBus:
         self._log: dict[TopicPartition, _Partition] = {}
         self._groups: dict[str, _Group] = {}
         self._turn: dict[str, itertools.count[int]] = {}
-        self._arrived = asyncio.Event()
+        self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        """Topic -> who wants to hear of its next record."""
 
     async def start(self) -> None:
         """Do nothing: memory is always there."""
 
     async def close(self) -> None:
         """Wake whoever waits; what was published stays until the process ends."""
-        self.notify()
+        for topic in self._topics:
+            self._tell(topic)
 
     async def publish(
         self,
@@ -111,7 +114,7 @@ class MemoryBus:
         await asyncio.sleep(0)
         log = self._log[TopicPartition(topic, place)]
         log.records.append(Record(topic, place, log.end, self.clock.now_ms(), key, value, tuple(headers)))
-        self.notify()
+        self._tell(topic)
         return Position(place, log.end - 1)
 
     async def join(self, topics: Sequence[str], group: str, listener: Listener | None = None) -> Consumer:
@@ -203,15 +206,22 @@ class MemoryBus:
             taken += found
         return taken
 
-    @property
-    def news(self) -> asyncio.Event:
-        """Set at the next record or rebalance; take it before looking, so that nothing is missed."""
-        return self._arrived
+    def listen(self, topics: Iterable[str]) -> asyncio.Event:
+        """Return an event that the next record on these topics sets; whoever hears it clears it before it looks."""
+        event = asyncio.Event()
+        for topic in topics:
+            self._waiting[topic].add(event)
+        return event
 
-    def notify(self) -> None:
-        """Wake everybody who waits for news."""
-        self._arrived.set()
-        self._arrived = asyncio.Event()
+    def deafen(self, event: asyncio.Event) -> None:
+        """Forget somebody who listened, and wake him for the last time."""
+        for events in self._waiting.values():
+            events.discard(event)
+        event.set()
+
+    def _tell(self, topic: str) -> None:
+        for event in self._waiting[topic]:
+            event.set()
 
     def starting_points(self, group: str, owned: Iterable[TopicPartition]) -> dict[TopicPartition, Committed]:
         """Return where a group goes on: at what it committed, else at the earliest record."""
@@ -244,7 +254,6 @@ class MemoryBus:
                 await member.lose(member.assignment() - owned)
             for member, owned in zip(members, shares, strict=True):
                 await member.gain(owned)
-        self.notify()
 
     def _topic(self, name: str) -> Topic[Any]:
         if name not in self._topics:
@@ -275,6 +284,7 @@ class MemoryMember:
         self._moves = 0
         """Counts the rebalances and seeks that this member went through."""
         self._broken: Exception | None = None
+        self._news = bus.listen(topics)
 
     async def poll(
         self, max_records: int, timeout_s: float, *, without: Collection[TopicPartition] = ()
@@ -282,7 +292,7 @@ class MemoryMember:
         """Return up to max_records records, or none after timeout_s; see `infra.bus.Consumer`."""
         give_up = self._bus.clock.monotonic() + timeout_s
         while True:
-            news = self._bus.news
+            self._news.clear()
             if self._broken is not None:
                 raise self._broken
             if self._ready and max_records > 0 and (found := self._bus.take(self._position, max_records, without)):
@@ -295,7 +305,7 @@ class MemoryMember:
             if left_s <= 0:
                 await asyncio.sleep(0)
                 return []
-            await wait_for(news, self._bus.clock, left_s)
+            await wait_for(self._news, self._bus.clock, left_s)
 
     def assignment(self) -> frozenset[TopicPartition]:
         """Return the partitions this member owns now."""
@@ -319,6 +329,7 @@ class MemoryMember:
     async def close(self) -> None:
         """Leave the group; no callback is called."""
         self.forget()
+        self._bus.deafen(self._news)
         await self._bus.leave(self)
 
     # What a rebalance does to a member.
@@ -344,6 +355,7 @@ class MemoryMember:
         elsewhere = await self._guarded(self._listener.on_assigned(starts))
         self._position |= elsewhere or {}
         self._ready = True
+        self._news.set()
 
     def forget(self) -> None:
         """Own nothing more."""
@@ -363,18 +375,19 @@ class MemoryReader:
     def __init__(self, bus: MemoryBus, start: Mapping[TopicPartition, int]) -> None:
         self._bus = bus
         self._position = dict(start)
+        self._news = bus.listen({partition.topic for partition in start})
 
     async def poll(self, max_records: int, timeout_s: float) -> list[Record]:
         """Return up to max_records records, or none after timeout_s; in offset order per partition."""
         give_up = self._bus.clock.monotonic() + timeout_s
         while True:
-            news = self._bus.news
+            self._news.clear()
             found = self._bus.take(self._position, max_records)
             left_s = give_up - self._bus.clock.monotonic()
             if found or left_s <= 0:
                 await asyncio.sleep(0)
                 return found
-            await wait_for(news, self._bus.clock, left_s)
+            await wait_for(self._news, self._bus.clock, left_s)
 
     def position(self, partition: TopicPartition) -> int:
         """Return the next offset that will be handed out."""
@@ -383,6 +396,7 @@ class MemoryReader:
     async def close(self) -> None:
         """Stop reading."""
         self._position = {}
+        self._bus.deafen(self._news)
 
 
 def share(

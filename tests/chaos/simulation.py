@@ -1,0 +1,257 @@
+"""The real stages, reaper and host on the log in memory, in virtual time, while a seed breaks things.
+
+What is broken: acknowledgements (a record that was refused, and one that is in the log although its producer was told
+otherwise), commits, workers (killed without a word; stopped like SIGSTOP, so that they work on after their partitions
+went to others), the environment host (restarted with all leases lost), the policy (busy, away, garbage), the reaper
+(killed, and two at once). One seed gives one history: `History.digest` is the same each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from infra.bus import Committed, Position, TopicPartition
+from infra.config import Config, StageConfig
+from infra.errors import BusError
+from infra.memory import MemoryBus
+from infra.wire import Publisher
+from producers.collect import outcomes
+from producers.generated import GeneratedSource
+from producers.publish import ensure_manifest, publish_tasks, tasks_of
+from producers.reaper import Reaper
+from rollmill.ledger import ledger
+from schemas.control import RunManifest
+from schemas.messages import Budgets, Trajectory
+from schemas.topics import EVENTS, METRICS, TABLE
+from stages.pipeline import Outside, Pipeline
+from stages.run.render import Renderer
+from tests.chaos.virtual_loop import InPlace, LoopClock
+from tests.pipeline.faulty import FaultyPolicy, RestartingHost
+
+SAMPLES = 4
+GROUPS = 12
+CHAOS_S = 30.0
+"""So long things break, in virtual seconds; tasks are published all the while."""
+
+FAULT_EVERY_S = 1.5
+"""Mean time between two faults, in virtual seconds."""
+
+TURN_S = 0.5
+"""Mean time of a generation, in virtual seconds: an episode takes a few turns, so faults find it in flight."""
+
+MOST_WORKERS = 5
+"""Workers at once."""
+
+LIMIT_S = 4 * 3600.0
+"""By then every sample has its outcome: attempts, budgets and the reaper's grace lie before it."""
+
+BUDGETS = Budgets(init_s=60.0, run_s=120.0, eval_s=60.0)
+CONFIG = Config(init=StageConfig(max_in_flight=8), run=StageConfig(max_in_flight=8), eval=StageConfig(max_in_flight=8))
+
+
+class SlowPolicy(FaultyPolicy):
+    """An engine that takes its time."""
+
+    async def generate(self, *arguments, **settings):
+        """Answer after a while, or fail."""
+        await asyncio.sleep(self._dice.expovariate(1 / TURN_S))
+        return await super().generate(*arguments, **settings)
+
+
+class FaultyBus(MemoryBus):
+    """A log whose answers get lost, as its seed says, while it is told to fail."""
+
+    def __init__(self, clock: LoopClock, dice: random.Random) -> None:
+        super().__init__(clock)
+        self.failing = False
+        self._dice = dice
+
+    async def publish(self, topic, value, **where) -> Position:
+        """Append late, or not at all, or without saying so."""
+        if not self.failing:
+            return await super().publish(topic, value, **where)
+        await self.clock.sleep(self._dice.expovariate(50))
+        fate = self._dice.random()
+        if fate < 0.02:
+            raise BusError(f"publishing to {topic}: refused by chaos")
+        position = await super().publish(topic, value, **where)
+        if fate > 0.98:
+            raise BusError(f"publishing to {topic}: in the log, and the answer was lost by chaos")
+        return position
+
+    def store(self, group: str, offsets: dict[TopicPartition, Committed]) -> None:
+        """Keep a group's progress, or not."""
+        if self.failing and self._dice.random() < 0.2:
+            raise BusError("committing: lost by chaos")
+        super().store(group, offsets)
+
+
+@dataclass
+class History:
+    """What a seed made of a run."""
+
+    outcomes: list[Trajectory]
+    """The accepted ones."""
+    counts: dict[str, int]
+    """Samples by disposition."""
+    violations: list[str]
+    """What contradicts the rules."""
+    records: int
+    """Records on all topics but events and metrics."""
+    digest: str
+    """Of where and when every one of them lies."""
+    broken: list[str] = field(default_factory=list)
+    """What was done to it, in order."""
+
+
+class Simulation:
+    """One run under chaos."""
+
+    def __init__(self, seed: int, renderer: Renderer) -> None:
+        self._dice = random.Random(seed)
+        self._clock = LoopClock()
+        self._bus = FaultyBus(self._clock, random.Random(seed + 1))
+        self._policy = SlowPolicy(renderer, seed=seed, garbage=0.02, busy=0.1)
+        self._host = RestartingHost(self._clock)
+        self._outside = Outside(host=self._host, policy=self._policy, renderer=renderer)
+        self._manifest = RunManifest(run="chaos", seed=seed, samples=SAMPLES, budgets=BUDGETS)
+        self._workers: list[tuple[Pipeline, asyncio.Task[None]]] = []
+        self._named = 0
+        self._broken: list[str] = []
+
+    async def run(self) -> History:
+        """Publish, break, heal, and wait for every outcome."""
+        await self._bus.create_topics(TABLE)
+        self._without_threads()
+        await ensure_manifest(self._bus, self._clock, Publisher(self._bus, self._clock, "producer"), self._manifest)
+        async with self._host:
+            services = [asyncio.create_task(self._kept(lambda: Reaper(self._bus, self._clock).run())) for _ in range(2)]
+            for _ in range(3):
+                self._start_worker()
+            _, samples = await asyncio.gather(self._break_things(), self._publish())
+            found = await outcomes(self._bus, self._clock, self._manifest, samples, limit_s=LIMIT_S)
+            for pipeline, _ in self._workers:
+                pipeline.stop()
+            await asyncio.wait([running for _, running in self._workers])
+            for service in services:
+                service.cancel()
+            await asyncio.wait(services)
+            books = await ledger(self._bus, self._clock, self._manifest.run)
+        records, digest = self._digest()
+        return History(found, books.counts(), books.violations, records, digest, self._broken)
+
+    async def _publish(self) -> int:
+        """Publish two groups at a time, each pair again until the log has said that it is there."""
+        samples = 0
+        publisher = Publisher(self._bus, self._clock, "producer")
+        instances = list(GeneratedSource("keydoor", {"size": 4}, count=GROUPS).instances(0))
+        for at in range(0, GROUPS, 2):
+            tasks = [
+                task
+                for instance in instances[at : at + 2]
+                for task in tasks_of(self._manifest, "chaos", instance, now_ms=self._clock.now_ms())
+            ]
+            while True:
+                with suppress(BusError):
+                    samples += await publish_tasks(publisher, tasks)
+                    break
+            await self._clock.sleep(2 * CHAOS_S / GROUPS)
+        return samples
+
+    def _without_threads(self) -> None:
+        self._host.host._threads = InPlace()  # the order of threads is luck
+
+    def _start_worker(self) -> None:
+        self._named += 1
+        pipeline = Pipeline(self._bus, self._clock, CONFIG, self._outside, worker=f"worker-{self._named}")
+        self._workers.append((pipeline, asyncio.create_task(self._supervised(pipeline))))
+
+    async def _supervised(self, pipeline: Pipeline) -> None:
+        """Run a worker; one that the log ends is replaced, as a supervisor does."""
+        try:
+            await pipeline.run()
+        except* BusError:
+            await self._clock.sleep(1.0)
+            self._start_worker()
+
+    async def _kept(self, make: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            with suppress(BusError):
+                await make()
+            await self._clock.sleep(1.0)
+
+    async def _break_things(self) -> None:
+        self._bus.failing = True
+        until = self._clock.monotonic() + CHAOS_S
+        faults = [self._kill, self._kill, self._freeze, self._restart_host, self._grow, self._policy_away]
+        while self._clock.monotonic() < until:
+            await self._clock.sleep(self._dice.expovariate(1 / FAULT_EVERY_S))
+            await self._dice.choice(faults)()
+        self._bus.failing = False
+        if not any(not running.done() for _, running in self._workers):
+            self._start_worker()
+
+    def _alive(self) -> list[tuple[Pipeline, asyncio.Task[None]]]:
+        return [worker for worker in self._workers if not worker[1].done()]
+
+    async def _expel(self, pipeline: Pipeline) -> None:
+        for member in pipeline._members:
+            if (consumer := member._worker._consumer) is not None:
+                await self._bus.expel(consumer)
+
+    async def _kill(self) -> None:
+        """End a worker without a word, and start another one."""
+        for pipeline, running in self._alive()[:1]:
+            self._note("kill")
+            await self._expel(pipeline)
+            running.cancel()
+        self._start_worker()
+
+    async def _freeze(self) -> None:
+        """Let a worker's partitions move while it works on, and end it later."""
+        for pipeline, running in self._alive()[:1]:
+            self._note("freeze")
+            await self._expel(pipeline)
+            asyncio.get_running_loop().call_later(20.0, running.cancel)
+        self._start_worker()
+
+    async def _restart_host(self) -> None:
+        self._note("restart host")
+        self._host.restart()
+        self._without_threads()
+
+    async def _grow(self) -> None:
+        """Rebalance with everybody alive."""
+        if len(self._alive()) < MOST_WORKERS:
+            self._note("grow")
+            self._start_worker()
+
+    async def _policy_away(self) -> None:
+        self._note("policy away")
+        first = self._policy._count
+        self._policy.away = range(first, first + 10)
+
+    def _note(self, what: str) -> None:
+        self._broken.append(f"{self._clock.monotonic():.3f} {what}")
+
+    def _digest(self) -> tuple[int, str]:
+        digest, count = hashlib.sha256(), 0
+        for tp, log in sorted(self._bus._log.items()):
+            if tp.topic in {EVENTS.name, METRICS.name}:
+                continue
+            for record in log.records:
+                count += 1
+                headers = dict(record.headers)
+                told = (*tp, record.offset, record.timestamp_ms, headers.get("ce_subject"), headers.get("attempt"))
+                digest.update(repr(told).encode())
+        return count, digest.hexdigest()
+
+
+async def simulate(seed: int, renderer: Renderer) -> History:
+    """Return what becomes of a run under this seed."""
+    return await Simulation(seed, renderer).run()
