@@ -78,8 +78,8 @@ class MemoryBus:
         self._log: dict[TopicPartition, _Partition] = {}
         self._groups: dict[str, _Group] = {}
         self._turn: dict[str, itertools.count[int]] = {}
-        self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
-        """Topic -> who wants to hear of its next record."""
+        self._waiting: defaultdict[str, list[asyncio.Event]] = defaultdict(list)
+        """Topic -> who wants to hear of its next record, in an order that does not depend on addresses."""
 
     async def start(self) -> None:
         """Do nothing: memory is always there."""
@@ -210,13 +210,14 @@ class MemoryBus:
         """Return an event that the next record on these topics sets; whoever hears it clears it before it looks."""
         event = asyncio.Event()
         for topic in topics:
-            self._waiting[topic].add(event)
+            self._waiting[topic].append(event)
         return event
 
     def deafen(self, event: asyncio.Event) -> None:
         """Forget somebody who listened, and wake him for the last time."""
         for events in self._waiting.values():
-            events.discard(event)
+            if event in events:
+                events.remove(event)
         event.set()
 
     def _tell(self, topic: str) -> None:

@@ -1,7 +1,7 @@
 """An event loop in which time jumps: when nothing can run, the next timer is due at once.
 
 Hours of waiting take no time, and the order of everything is a function of the program alone: timers by their time,
-callbacks as they were scheduled. Threads would bring luck back in, so what asks for one (`asyncio.to_thread`) runs at
+callbacks as they were scheduled, tasks in a set by their birth. Threads would bring luck back in, so what asks for one (`asyncio.to_thread`) runs at
 once, in place. For programs without real input and output; a loop that waits for something that no timer brings about
 says so instead of hanging.
 """
@@ -9,6 +9,7 @@ says so instead of hanging.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import selectors
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -36,13 +37,37 @@ class _Jumping(selectors.SelectSelector):
         return ready
 
 
+def _by_birth(one: Any) -> int:
+    """Hash by order of birth: asyncio keeps sets of these, and would go through them by their addresses."""
+    if not hasattr(one, "number"):
+        one.number = next(VirtualTimeLoop.births)
+    number: int = one.number
+    return number
+
+
+class _Task(asyncio.Task[Any]):
+    __hash__ = _by_birth
+
+
+class _Future(asyncio.Future[Any]):
+    __hash__ = _by_birth
+
+
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """The loop."""
+    """The loop; one at a time."""
+
+    births = itertools.count()
 
     def __init__(self) -> None:
         self._jumping = _Jumping()
         super().__init__(self._jumping)
+        VirtualTimeLoop.births = itertools.count()
         self.set_default_executor(InPlace())
+        self.set_task_factory(lambda loop, work, **named: _Task(work, loop=loop, **named))
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """Return a future of this loop."""
+        return _Future(loop=self)
 
     def time(self) -> float:
         """Return the virtual seconds since the beginning."""
