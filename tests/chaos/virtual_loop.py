@@ -1,9 +1,9 @@
 """An event loop in which time jumps: when nothing can run, the next timer is due at once.
 
 Hours of waiting take no time, and the order of everything is a function of the program alone: timers by their time,
-callbacks as they were scheduled, tasks in a set by their birth. Threads would bring luck back in, so what asks for one (`asyncio.to_thread`) runs at
-once, in place. For programs without real input and output; a loop that waits for something that no timer brings about
-says so instead of hanging.
+callbacks as they were scheduled, tasks in a set by their birth. Threads would bring luck back in, so what asks for one
+(`asyncio.to_thread`) runs at once, in place. For programs without real input and output; a loop that waits for
+something that no timer brings about says so instead of hanging.
 """
 
 from __future__ import annotations
