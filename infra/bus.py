@@ -186,6 +186,13 @@ class Bus(Protocol):
         """Return partition -> next offset to be written."""
         ...
 
+    async def commit(self, group: str, offsets: Mapping[TopicPartition, Committed]) -> None:
+        """Store the progress of a group that nobody has joined; raises NotOwner while it has members, or BusError.
+
+        For whoever reads by `read` and wants its progress kept and its lag shown: it protects from no other reader.
+        """
+        ...
+
     async def committed(self, group: str, topic: str) -> dict[int, Committed]:
         """Return partition -> progress of a group, for partitions that have any."""
         ...

@@ -1,8 +1,9 @@
 """Current state, read from the compacted `control` topic: the latest record of each key.
 
 Numbers in control records are cumulative and a trainer's epoch only grows, so a record that is older than what is
-known (lower epoch, smaller number) is ignored wherever it lies in the log. Reading begins at the start of the topic
-and reaches its end before `start` returns, so a service never works with a state it has not read.
+known (lower epoch, smaller number, another manifest than the first) is ignored wherever it lies in the log. Reading
+begins at the start of the topic and reaches its end before `start` returns, so a service never works with a state it
+has not read.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from infra.clock import Clock, wait_for
 from infra.errors import WaitTimeout
 from infra.wire import unpack
 from schemas.codec import DecodeError
-from schemas.control import Control, Credit, Cursor, PolicyVersion
+from schemas.control import Control, Credit, Cursor, PolicyVersion, RunManifest
 from schemas.topics import CONTROL
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,9 @@ class ControlView:
         self._bus = bus
         self._clock = clock
         self._records: dict[str, Control] = {}
+        self._offsets: dict[str, int] = {}
+        """Where the latest record of a key lies."""
+        self._overruled: set[str] = set()
         self._reader: Reader | None = None
         self._changed = asyncio.Event()
 
@@ -98,6 +102,14 @@ class ControlView:
         """Return the latest records of one kind, by key."""
         return [record for _, record in sorted(self._records.items()) if isinstance(record, kind)]
 
+    def offset(self, key: str) -> int:
+        """Return where the latest record of a key lies; -1 if there is none."""
+        return self._offsets.get(key, -1)
+
+    def overruled(self, key: str) -> bool:
+        """Tell whether the log's last record of a key is another one than what counts: compaction would keep it."""
+        return key in self._overruled
+
     async def changed(self, timeout_s: float) -> None:
         """Return at the next change, or after timeout_s."""
         self._changed.clear()
@@ -111,15 +123,24 @@ class ControlView:
         key = (record.key or b"").decode(errors="replace")
         if record.value is None:
             self._records.pop(key, None)
+            self._offsets.pop(key, None)
+            self._overruled.discard(key)
         else:
             try:
                 message = (await unpack(CONTROL, record, self._bus)).message
             except DecodeError as error:
                 log.warning("control record %s at %d ignored: %s", key, record.offset, error)
                 return
-            if not _older(message, self._records.get(key)):
-                self._records[key] = message
+            self._judge(key, message, record.offset)
         self._changed.set()
+
+    def _judge(self, key: str, message: Control, offset: int) -> None:
+        known = self._records.get(key)
+        self._overruled.discard(key)
+        if not _older(message, known):
+            self._records[key], self._offsets[key] = message, offset
+        elif message != known:
+            self._overruled.add(key)
 
 
 def _older(new: Control, known: Control | None) -> bool:
@@ -131,5 +152,7 @@ def _older(new: Control, known: Control | None) -> bool:
             return (new.epoch, new.version) < (known.epoch, known.version)
         case Cursor(), Cursor():
             return new.admitted < known.admitted
+        case RunManifest(), RunManifest():
+            return True
         case _:
             return False

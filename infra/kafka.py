@@ -1,10 +1,11 @@
 """The log on Apache Kafka, by aiokafka.
 
-Holds what `bus.py` promises; `kafka_consumer.py` reads, `kafka_topics.py` makes topics, `kafka_link.py` knows names and
-limits. Publishing is idempotent with acks=all, and every record is awaited with a limit of ours, since the client
-retries for ever. A refused or lost record leaves a hole in the client's sequence numbers, which would fail all that
-follows: the producer is then replaced, and a record that only suffered from the hole is sent once more. So a record
-may lie in the log twice, never not at all after `publish` has returned; which one counts is settled by the readers.
+Holds what `bus.py` promises; `kafka_consumer.py` reads, `kafka_progress.py` commits for groups without members,
+`kafka_topics.py` makes topics, `kafka_link.py` knows names and limits. Publishing is idempotent with acks=all, and
+every record is awaited with a limit of ours, since the client retries for ever. A refused or lost record leaves a hole
+in the client's sequence numbers, which would fail all that follows: the producer is then replaced, and a record that
+only suffered from the hole is sent once more. So a record may lie in the log twice, never not at all after `publish`
+has returned; which one counts is settled by the readers.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from infra.bus import Committed, Consumer, Headers, Listener, Position, Reader, 
 from infra.errors import BusError
 from infra.kafka_consumer import GroupMember, PartitionReader
 from infra.kafka_link import KafkaLimits, KafkaLink
+from infra.kafka_progress import ProgressKeeper
 from schemas.topics import DEFAULT_PREFIX, Topic
 
 log = logging.getLogger(__name__)
@@ -74,6 +76,7 @@ class KafkaBus:
         self.blobs = blobs
         self._limits = limits or KafkaLimits()
         self._link = KafkaLink(bootstrap, prefix=prefix, client_id=client_id, limits=self._limits)
+        self._progress = ProgressKeeper(self._link)
         self._producer: AIOKafkaProducer | None = None
         self._replacing = asyncio.Lock()
         self._retired: set[asyncio.Task[None]] = set()
@@ -99,6 +102,7 @@ class KafkaBus:
             await self._retire(self._producer)
             self._producer = None
         await asyncio.gather(*self._retired)
+        await self._progress.close()
         await self._link.close()
 
     async def publish(
@@ -209,6 +213,12 @@ class KafkaBus:
     async def end_offsets(self, topic: str) -> dict[int, int]:
         """Return partition -> next offset to be written."""
         return await self._link.end_offsets(topic)
+
+    async def commit(self, group: str, offsets: Mapping[TopicPartition, Committed]) -> None:
+        """Store the progress of a group that nobody has joined."""
+        for topic in sorted({partition.topic for partition in offsets}):
+            await self._link.partitions(topic)
+        await self._progress.commit(group, offsets)
 
     async def committed(self, group: str, topic: str) -> dict[int, Committed]:
         """Return partition -> progress of a group, for partitions that have any."""

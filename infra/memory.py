@@ -142,6 +142,15 @@ class MemoryBus:
         """Return partition -> next offset to be written."""
         return {part.partition: self._log[part].end for part in self._partitions(topic)}
 
+    async def commit(self, group: str, offsets: Mapping[TopicPartition, Committed]) -> None:
+        """Store the progress of a group that nobody has joined."""
+        await asyncio.sleep(0)
+        if self._groups.setdefault(group, _Group()).members:
+            raise NotOwner(f"group {group} has members: only they may commit")
+        for partition in offsets:
+            self._topic(partition.topic)
+        self.store(group, offsets)
+
     async def committed(self, group: str, topic: str) -> dict[int, Committed]:
         """Return partition -> progress of a group, for partitions that have any."""
         known = self._groups[group].committed if group in self._groups else {}

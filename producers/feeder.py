@@ -3,6 +3,9 @@
 Each group gets a dense admission number. Its tasks are published and acknowledged, then the cursor is written: a crash
 in between publishes at most one group twice, and the arbiter absorbs that. What the trainer stamps on a group
 (horizon, temperature, lowest version) comes with the credit at admission.
+
+A feeder says that it starts; one that reads of a later start stops, whoever is behind it (`FeederReplaced`). What both
+published until then are the same groups under the same ids, and the cursor is the maximum.
 """
 
 from __future__ import annotations
@@ -12,11 +15,12 @@ import logging
 from infra.bus import Bus
 from infra.clock import Clock
 from infra.control import ControlView
-from infra.errors import WaitTimeout
+from infra.errors import ConfigError, RollmillError, WaitTimeout
+from infra.service import worker_name
 from infra.wire import Publisher
-from producers.publish import publish_tasks, tasks_of
+from producers.publish import publish_tasks, refuse_other, tasks_of
 from producers.source import Instance, TaskSource
-from schemas.control import Credit, Cursor, RunManifest
+from schemas.control import Credit, Cursor, FeederStarted, RunManifest
 from schemas.topics import CONTROL
 
 log = logging.getLogger(__name__)
@@ -28,14 +32,31 @@ MANIFEST_WAIT_S = 300.0
 """Longest wait for the run's manifest, seconds."""
 
 
+class FeederReplaced(RollmillError):
+    """Another feeder feeds the run now."""
+
+
 class Feeder:
     """Feeds one run from one source."""
 
-    def __init__(self, bus: Bus, clock: Clock, run: str, source: TaskSource) -> None:
+    def __init__(
+        self, bus: Bus, clock: Clock, run: str, source: TaskSource, *, expected: RunManifest | None = None
+    ) -> None:
+        """Set up.
+
+        Args:
+            bus: the log.
+            clock: time.
+            run: the run.
+            source: where its instances come from.
+            expected: what the feeder was told that the run is; another recorded manifest is refused.
+        """
         self._bus = bus
         self._clock = clock
         self._run = run
         self._source = source
+        self._expected = expected
+        self._started_at = -1
         self._publisher = Publisher(bus, clock, "feeder")
         self._control = ControlView(bus, clock)
 
@@ -46,6 +67,9 @@ class Feeder:
 
     async def _feed(self) -> int:
         manifest = await self._manifest()
+        if self._expected is not None:
+            refuse_other(manifest, self._expected)
+        await self._take_over()
         cursor = self._control.get(f"cursor/{self._run}", Cursor)
         admitted = cursor.admitted if cursor else 0
         for instance in self._source.instances(admitted):
@@ -58,6 +82,27 @@ class Feeder:
         log.info("the source of run %s ended: %d groups admitted", self._run, admitted)
         return admitted
 
+    async def _take_over(self) -> None:
+        known = self._control.get(f"feeder/{self._run}", FeederStarted)
+        if known is not None and known.source != self._source.name:
+            raise ConfigError(
+                f"run {self._run!r} is fed from source {known.source!r}, this feeder reads {self._source.name!r}: its "
+                f"group numbers would go on in the middle of another source. Start a new run, or give the source its "
+                f"old name (`name` in [tasks]) if it is the same"
+            )
+        started = FeederStarted(run=self._run, feeder=worker_name("feeder"), source=self._source.name)
+        self._started_at = (await self._publisher.publish(CONTROL, started)).offset
+
+    def _refuse_if_replaced(self) -> None:
+        key = f"feeder/{self._run}"
+        later = self._control.get(key, FeederStarted)
+        if later is not None and self._control.offset(key) > self._started_at:
+            raise FeederReplaced(
+                f"another feeder ({later.feeder}) has started on run {self._run!r}, at offset "
+                f"{self._control.offset(key)} of `control`; this one began at {self._started_at} and ends here. One "
+                f"feeder per run is enough: what both published are the same groups, and each counts once"
+            )
+
     async def _admit(self, manifest: RunManifest, instance: Instance, number: int, credit: Credit) -> None:
         now_ms = self._clock.now_ms()
         tasks = tasks_of(manifest, self._source.name, instance, now_ms=now_ms, admission=number, credit=credit)
@@ -68,6 +113,7 @@ class Feeder:
         """Return the credit once it covers a group number, or closes the run; waits as long as the trainer does."""
         waited_from = self._clock.monotonic()
         while True:
+            self._refuse_if_replaced()
             credit = self._control.get(f"credit/{self._run}", Credit)
             if credit is not None and (credit.closed or number < credit.admit_up_to):
                 return credit

@@ -2,7 +2,8 @@
 
 Ids and seeds are derived from the run, the source and the place, so publishing the same source twice under one run
 changes nothing: the second outcome of a sample is superseded. Whoever publishes to a run first writes its manifest;
-a second publisher with another manifest is refused, since siblings of one run must be alike.
+a second publisher with another manifest is refused, since siblings of one run must be alike. Two that write it at the
+same moment read it back: the first one in the log counts for both.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -27,6 +29,10 @@ from schemas.topics import CONTROL, TASKS, TRAJECTORIES
 
 MAX_UNACKNOWLEDGED = 256
 """Tasks on their way to the log at once."""
+
+
+SHARED = ("seed", "samples", "budgets", "horizon", "max_sampled_tokens", "sampling", "paced")
+"""Fields of a manifest that all samples of a run share."""
 
 
 def tasks_of(
@@ -99,30 +105,50 @@ async def ensure_manifest(bus: Bus, clock: Clock, publisher: Publisher, wanted: 
     """
     if not re.fullmatch(RUN_NAME, wanted.run):
         raise ConfigError(f"{wanted.run!r} is no name for a run: use letters, digits, `.`, `_` and `-`, at most 100")
+    known = await _recorded(bus, clock, publisher, wanted.run)
+    if known is None:
+        partition = partition_for(wanted.run, TRAJECTORIES.partitions)
+        start = (await bus.end_offsets(TRAJECTORIES.name))[partition]
+        manifest = msgspec.structs.replace(wanted, created_ms=clock.now_ms(), trajectories_start=start)
+        await publisher.publish(CONTROL, manifest)
+        # Somebody else may have written one meanwhile.
+        known = await _recorded(bus, clock, publisher, wanted.run) or manifest
+    refuse_other(known, wanted)
+    return known
+
+
+async def _recorded(bus: Bus, clock: Clock, publisher: Publisher, run: str) -> RunManifest | None:
+    """Return the manifest that counts; it is the last one in the log again after that, so that compaction keeps it."""
     view = ControlView(bus, clock)
     try:
         await view.start()
     finally:
         await view.close()
-    known = view.get(f"run/{wanted.run}", RunManifest)
-    if known is not None:
-        _refuse_other(known, wanted)
-        return known
-    partition = partition_for(wanted.run, TRAJECTORIES.partitions)
-    start = (await bus.end_offsets(TRAJECTORIES.name))[partition]
-    manifest = msgspec.structs.replace(wanted, created_ms=clock.now_ms(), trajectories_start=start)
-    await publisher.publish(CONTROL, manifest)
-    return manifest
+    known = view.get(f"run/{run}", RunManifest)
+    if known is not None and view.overruled(f"run/{run}"):
+        await publisher.publish(CONTROL, known)
+    return known
 
 
-def _refuse_other(known: RunManifest, wanted: RunManifest) -> None:
-    differing = [
-        f"{field}: {getattr(known, field)!r} is recorded, {getattr(wanted, field)!r} is asked for"
-        for field in ("seed", "samples", "budgets", "horizon", "max_sampled_tokens", "sampling", "paced")
-        if getattr(known, field) != getattr(wanted, field)
-    ]
+def refuse_other(known: RunManifest, wanted: RunManifest) -> None:
+    """Raise ConfigError, naming each difference, if a run's manifest is not what somebody brings to it."""
+    differing = []
+    for name in SHARED:
+        ours, theirs = _flat(name, getattr(wanted, name)), _flat(name, getattr(known, name))
+        differing += [f"{part} is {theirs[part]}, here {ours[part]}" for part in theirs if theirs[part] != ours[part]]
     if differing:
-        raise ConfigError(f"run {known.run!r} exists with another configuration; use a new run name. {differing}")
+        paced = ". A run that is paced by a trainer takes tasks from `rollmill feeder` alone" if known.paced else ""
+        raise ConfigError(
+            f"run {known.run!r} exists with another configuration, which all its samples share: "
+            f"{'; '.join(differing)}. Use the same values, or a new run name{paced}"
+        )
+
+
+def _flat(name: str, value: Any) -> dict[str, Any]:
+    """Return the plain values of a field, by their names in messages."""
+    if isinstance(value, msgspec.Struct):
+        return {f"{name}.{part}": getattr(value, part) for part in value.__struct_fields__}
+    return {name: value}
 
 
 async def publish_source(bus: Bus, clock: Clock, source: TaskSource, wanted: RunManifest) -> int:

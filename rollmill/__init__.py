@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from infra.clock import SystemClock
     from infra.kafka import KafkaBus
     from infra.memory import MemoryBus
+    from infra.trajectories import TrajectoryReader
     from producers.collect import outcomes
     from producers.generated import GeneratedSource
     from producers.jsonl import JsonlSource
     from producers.publish import publish_source as publish
     from producers.source import Instance, TaskSource
     from schemas.control import RunManifest
+    from schemas.grouping import SiblingGroup
     from schemas.messages import Budgets, Task, Trajectory
     from schemas.transcript import Sampling
     from stages.handlers.base import Action, Grade, Handler, Invalid, Opening
@@ -40,10 +42,12 @@ _WHERE = {
     "Opening": "stages.handlers.base",
     "RunManifest": "schemas.control",
     "Sampling": "schemas.transcript",
+    "SiblingGroup": "schemas.grouping",
     "SystemClock": "infra.clock",
     "Task": "schemas.messages",
     "TaskSource": "producers.source",
     "Trajectory": "schemas.messages",
+    "TrajectoryReader": "infra.trajectories",
     "outcomes": "producers.collect",
     "publish": "producers.publish:publish_source",
 }
@@ -63,10 +67,12 @@ __all__ = [
     "Opening",
     "RunManifest",
     "Sampling",
+    "SiblingGroup",
     "SystemClock",
     "Task",
     "TaskSource",
     "Trajectory",
+    "TrajectoryReader",
     "outcomes",
     "publish",
 ]

@@ -11,8 +11,8 @@ from typing import TypeVar
 from infra.bus import Bus
 from infra.clock import Clock
 from infra.reading import positions, read_between
+from infra.trajectories import TrajectoryReader, trajectories_of
 from infra.wire import Received, unpack
-from schemas.arbiter import Arbiter, Ruling
 from schemas.codec import DecodeError
 from schemas.decisions import Decision, TrainerStarted, live_decisions
 from schemas.dispositions import Key, Ledger, dispositions
@@ -50,12 +50,9 @@ async def find_trajectories(bus: Bus, clock: Clock, run: str) -> AsyncIterator[T
 
 
 async def _accepted(bus: Bus, clock: Clock, run: str) -> AsyncIterator[Received[Trajectory]]:
-    arbiter = Arbiter()
-    async for found in _read(bus, clock, TRAJECTORIES):
-        task, offset = found.message.task, found.record.offset
-        if task.run != run:
-            continue
-        if arbiter.rule(task.group, task.sample, task.payload_digest, offset) is Ruling.ACCEPTED:
+    begin = (await bus.begin_offsets(TRAJECTORIES.name))[trajectories_of(run).partition]
+    async with TrajectoryReader.on(bus, clock, run, start=begin) as reader:
+        async for found in reader.received(follow=False):
             yield found
 
 

@@ -1,8 +1,9 @@
 """Current state, one record per key on a compacted topic.
 
 Every record replaces the last of its key. Numbers in it are cumulative and readers take the maximum, so a late or
-repeated record does no harm. Replay and the trainer never read this topic: what they need is in `decisions` and in
-the tasks themselves.
+repeated record does no harm; of a run's manifests the first one counts, and whoever finds another one last in the log
+writes the first one again. Replay and the trainer never read this topic: what they need is in `decisions` and in the
+tasks themselves.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from schemas.transcript import Sampling
 
 
 class RunManifest(Message, frozen=True, kw_only=True, tag="rollmill.run"):
-    """What a run is: key `run/<run>`, written by whoever publishes to it first."""
+    """What a run is: key `run/<run>`, written by whoever publishes to it first; the first one in the log counts."""
 
     run: str
     """The run."""
@@ -71,6 +72,17 @@ class Cursor(Message, frozen=True, kw_only=True, tag="rollmill.cursor"):
     """Groups published and acknowledged (cumulative)."""
 
 
+class FeederStarted(Message, frozen=True, kw_only=True, tag="rollmill.feeder_started"):
+    """A feeder feeds the run from here on, and any earlier one stops: key `feeder/<run>`."""
+
+    run: str
+    """The run."""
+    feeder: str
+    """Name of the process."""
+    source: str
+    """Name of the source that it reads."""
+
+
 class PolicyVersion(Message, frozen=True, kw_only=True, tag="rollmill.policy_version"):
     """The weights that the policy should serve: key `policy/<run>`."""
 
@@ -95,7 +107,7 @@ class Cancel(Message, frozen=True, kw_only=True, tag="rollmill.cancel"):
     """Who or what withdrew it."""
 
 
-Control = RunManifest | Credit | Cursor | PolicyVersion | Cancel
+Control = RunManifest | Credit | Cursor | FeederStarted | PolicyVersion | Cancel
 
 
 def control_key(record: Control) -> str:
@@ -107,6 +119,8 @@ def control_key(record: Control) -> str:
             return f"credit/{record.run}"
         case Cursor():
             return f"cursor/{record.run}"
+        case FeederStarted():
+            return f"feeder/{record.run}"
         case PolicyVersion():
             return f"policy/{record.run}"
         case Cancel():

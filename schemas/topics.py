@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from schemas.control import Cancel, Control, Credit, Cursor, PolicyVersion, RunManifest
+from schemas.control import Cancel, Control, Credit, Cursor, FeederStarted, PolicyVersion, RunManifest
 from schemas.decisions import Decision, GroupDropped, RunEnded, StepDecided, TrainerStarted, VersionPublished
 from schemas.limits import BATCH_BYTES
 from schemas.message import Message
@@ -221,7 +221,7 @@ METRICS: Topic[Metrics] = Topic(
 )
 CONTROL: Topic[Control] = Topic(
     name="control",
-    carries=(RunManifest, Credit, Cursor, PolicyVersion, Cancel),
+    carries=(RunManifest, Credit, Cursor, FeederStarted, PolicyVersion, Cancel),
     partitions=1,
     spread=Spread.SINGLE,
     producers=("producer", "feeder", "trainer"),

@@ -62,6 +62,8 @@ VERBS = {
     "EVAL_TIERS": WRITE,
     "begin_offsets": NEITHER,
     "end_offsets": NEITHER,
+    "check_topics": NEITHER,
+    "committed": NEITHER,
 }
 """What a call does with the topic it is handed; `Call.argument` where it depends on the argument.
 

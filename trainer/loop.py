@@ -22,14 +22,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from infra.bus import Bus, Reader, Record, TopicPartition
+from infra.bus import Bus, Reader, Record
 from infra.clock import Clock
 from infra.errors import ConfigError, RollmillError
 from infra.inference.model_digest import TokenizerMissing, tokenizer_digest
-from infra.wire import Publisher, unpack
-from schemas.codec import DecodeError
+from infra.trajectories import read_trajectory, trajectories_of
+from infra.wire import Publisher
 from schemas.decisions import GroupDropped, RunEnded, StepDecided, TrainerStarted
-from schemas.partition import partition_for
 from schemas.topics import CONTROL, METRICS, TRAJECTORIES
 from trainer import checkpoint
 from trainer.announce import Announcer
@@ -227,13 +226,13 @@ class Trainer:
 
     async def _first_offset(self) -> int:
         begins = await self._bus.begin_offsets(TRAJECTORIES.name)
-        return max(self._config.start, begins.get(_partition(self._config.run).partition, 0))
+        return max(self._config.start, begins.get(trajectories_of(self._config.run).partition, 0))
 
     # ---- training
 
     async def train(self, stop: asyncio.Event) -> str:
         """Read and train until the run has ended; return why."""
-        partition = _partition(self._config.run)
+        partition = trajectories_of(self._config.run)
         began = self._clock.monotonic()
         reader = await self._bus.read({partition: self._assembler.position})
         try:
@@ -289,14 +288,10 @@ class Trainer:
 
     async def _terminal(self, record: Record) -> Terminal | None:
         """Return the record if it is a trajectory of this run."""
-        try:
-            received = await unpack(TRAJECTORIES, record, self._bus)
-        except DecodeError as error:
-            log.warning("`trajectories` offset %d is not a trajectory, ignored: %s", record.offset, error)
+        received = await read_trajectory(record, self._config.run, self._bus)
+        if received is None:
             return None
         trajectory = received.message
-        if trajectory.task.run != self._config.run:
-            return None
         if trajectory.tokenizer_digest and trajectory.tokenizer_digest != self._tokenizer:
             raise OtherTokenizer(
                 f"{trajectory.task.group}/{trajectory.task.sample} at offset {record.offset} was sampled with "
@@ -485,10 +480,6 @@ def fresh_state(run: str, start: int) -> TrainerState:
     return TrainerState(
         run=run, epoch=-1, digest="", decisions=-1, assembler=AssemblerState(low=start, position=start, steps=0)
     )
-
-
-def _partition(run: str) -> TopicPartition:
-    return TopicPartition(TRAJECTORIES.name, partition_for(run, TRAJECTORIES.partitions))
 
 
 def _tokenizer(config: RunConfig) -> str:

@@ -8,29 +8,23 @@ other rules, the drops of the trainer before are obeyed, as the trainer that res
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from infra.bus import Bus, TopicPartition
+from infra.bus import Bus
 from infra.clock import Clock
 from infra.errors import ConfigError
 from infra.reading import read_between
-from infra.wire import unpack
+from infra.trajectories import read_trajectory, trajectories_of
 from schemas.batch import batch_digest
-from schemas.codec import DecodeError
 from schemas.decisions import DropReason, StepDecided
-from schemas.partition import partition_for
-from schemas.topics import TRAJECTORIES
 from trainer.advantages import soft_overlong
 from trainer.config import AlgorithmConfig
 from trainer.decision_log import read_decisions
 from trainer.groups import AssemblerState, Dropped, GroupAssembler, GroupRules, Script, Step
 from trainer.history import History
 from trainer.terminal import Terminal, terminal
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,15 +127,11 @@ async def replay(bus: Bus, clock: Clock, run: str, *, last: int | None = None) -
 
 async def read_terminals(bus: Bus, clock: Clock, run: str, start: int, end: int) -> list[Terminal]:
     """Return a run's terminal records in [start, end) of its partition, without tokens and punishments."""
-    partition = TopicPartition(TRAJECTORIES.name, partition_for(run, TRAJECTORIES.partitions))
+    partition = trajectories_of(run)
     found: list[Terminal] = []
     async for record in read_between(bus, clock, {partition: start}, {partition: end}):
-        try:
-            received = await unpack(TRAJECTORIES, record, bus)
-        except DecodeError as error:
-            log.warning("`trajectories` offset %d is not a trajectory, ignored: %s", record.offset, error)
-            continue
-        if received.message.task.run == run:
+        received = await read_trajectory(record, run, bus)
+        if received is not None:
             found.append(terminal(received, None, keep_tokens=False))
     return found
 

@@ -13,6 +13,7 @@ from infra.service import set_up_logging, until_stopped
 from producers.feeder import Feeder
 from producers.sources import describe, make_source
 from rollmill import output
+from rollmill.manifest import manifest_of
 from trainer.config import load_config
 
 
@@ -30,7 +31,7 @@ async def _serve(run_toml: Path, run_overrides: tuple[str, ...], config: Config)
     run = load_config(run_toml, run_overrides)
     source = make_source(describe(dict(run.tasks)), run_toml.parent)
     async with connected(config.bus, client="feeder") as bus:
-        feeder = Feeder(bus, SystemClock(), run.run, source)
+        feeder = Feeder(bus, SystemClock(), run.run, source, expected=manifest_of(run))
 
         async def feed() -> None:
             await feeder.run()

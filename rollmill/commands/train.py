@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from infra.bus import Bus
 from infra.clock import Clock, SystemClock
@@ -19,8 +20,7 @@ from infra.wire import Publisher
 from producers.publish import ensure_manifest
 from producers.sources import describe
 from rollmill import output
-from schemas.control import RunManifest
-from schemas.transcript import Sampling
+from rollmill.manifest import manifest_of
 from stages.handlers.registry import handler
 from trainer.config import RunConfig, load_config
 from trainer.loop import RunResult
@@ -64,18 +64,7 @@ async def with_manifest(run: RunConfig, bus: Bus, clock: Clock) -> RunConfig:
     Raises:
         ConfigError: the run has another manifest.
     """
-    tasks = describe(dict(run.tasks))
-    wanted = RunManifest(
-        run=run.run,
-        seed=run.seed,
-        samples=run.algorithm.samples,
-        budgets=tasks.budgets,
-        horizon=run.algorithm.horizon,
-        max_sampled_tokens=tasks.max_sampled_tokens,
-        sampling=Sampling(temperature=run.algorithm.temperature, max_tokens=tasks.max_tokens),
-        paced=True,
-        extra=_digests(run, tasks.family),
-    )
+    wanted = msgspec.structs.replace(manifest_of(run), extra=_digests(run, describe(dict(run.tasks)).family))
     manifest = await ensure_manifest(bus, clock, Publisher(bus, clock, "trainer"), wanted)
     return run.model_copy(update={"start": manifest.trajectories_start})
 

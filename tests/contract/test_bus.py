@@ -304,6 +304,34 @@ class TestGroup:
 
         assert found == [2, 2]
 
+    async def test_progress_can_be_kept_for_a_group_without_members(self, bus: Bus) -> None:
+        """Whoever reads by itself stores its place and a text, again and again, for one partition and another."""
+        await fill(bus, "work", 3, partition=1)
+        await bus.commit("alone", {TopicPartition("work", 1): Committed(2, "two")})
+        await bus.commit("alone", {TopicPartition("work", 1): Committed(3, "three")})
+        await bus.commit("alone", {TopicPartition("work", 3): Committed(0)})
+        await bus.commit("other", {TopicPartition("work", 1): Committed(1)})
+
+        assert await bus.committed("alone", "work") == {1: Committed(3, "three"), 3: Committed(0)}
+        assert await bus.committed("other", "work") == {1: Committed(1)}
+
+    async def test_only_members_commit_for_a_group_that_has_some(self, bus: Bus) -> None:
+        """The progress of who works in it is not overwritten; once all have left it may be."""
+        await fill(bus, "one", 2)
+        member = await bus.join(["one"], "g")
+        with pytest.raises(NotOwner, match="group g has members"):
+            await bus.commit("g", {TopicPartition("one", 0): Committed(2)})
+        before = await bus.committed("g", "one")
+        await member.close()
+        await bus.commit("g", {TopicPartition("one", 0): Committed(2)})
+
+        assert ({}, {0: Committed(2)}) == (before, await bus.committed("g", "one"))
+
+    async def test_progress_on_an_unknown_topic_is_refused(self, bus: Bus) -> None:
+        """The error names the topic."""
+        with pytest.raises(BusError, match=r"no topic .*nowhere"):
+            await bus.commit("alone", {TopicPartition("nowhere", 0): Committed(1)})
+
     async def test_an_unknown_group_has_no_progress(self, bus: Bus) -> None:
         """Partitions without progress are left out."""
         assert await bus.committed("nobody", "work") == {}

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from schemas.claim import ClaimCheck
-from schemas.control import Cancel, Credit, Cursor, PolicyVersion, RunManifest
+from schemas.control import Cancel, Credit, Cursor, FeederStarted, PolicyVersion, RunManifest
 from schemas.decisions import (
     DropReason,
     GroupDropped,
@@ -178,6 +178,7 @@ SAMPLES: dict[str, Message] = {
         run=RUN, epoch=12, admit_up_to=24, min_version=5, horizon=14, temperature=0.75, closed=True
     ),
     "rollmill.cursor": Cursor(run=RUN, admitted=20),
+    "rollmill.feeder_started": FeederStarted(run=RUN, feeder="feeder-71@node", source="keydoor"),
     "rollmill.policy_version": PolicyVersion(run=RUN, epoch=12, version=6, directory="versions/6", digest="e" * 64),
     "rollmill.cancel": Cancel(target=f"{RUN}/{GROUP}/3", cause="by request"),
     "rollmill.stage_events": StageEvents(

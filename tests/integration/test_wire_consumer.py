@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -18,12 +16,11 @@ from infra.wire import Publisher
 from schemas.control import Control
 from schemas.topics import CONTROL, DEAD, DEFAULT_PREFIX, TABLE
 from tests.golden.samples import SAMPLES
+from tests.programs import block_of, printed
 
 pytestmark = pytest.mark.integration
 
 PAGE = Path(__file__).parents[2] / "docs" / "wire.md"
-LIMIT_S = 90.0
-"""Longest wait for the consumer to print everything, seconds."""
 
 
 async def publish_everything(bus: KafkaBus) -> Counter[str]:
@@ -46,27 +43,6 @@ async def publish_everything(bus: KafkaBus) -> Counter[str]:
     return sent
 
 
-async def printed(command: list[str], count: int) -> list[str]:
-    """Run a program until it has printed this many lines, then stop it."""
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    lines: list[str] = []
-    try:
-        async with asyncio.timeout(LIMIT_S):
-            while len(lines) < count:
-                line = await process.stdout.readline()
-                assert line, (await process.stderr.read()).decode()
-                lines.append(line.decode())
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-    return lines
-
-
 async def test_the_pages_consumer_reads_every_topic(kafka, tmp_path):
     """It runs as it stands on the page, but for the prefix that keeps tests apart."""
     bus = KafkaBus(kafka, prefix="wire-page.")
@@ -75,7 +51,7 @@ async def test_the_pages_consumer_reads_every_topic(kafka, tmp_path):
         sent = await publish_everything(bus)
     finally:
         await bus.close()
-    code = re.search(r"```python\n# consumer.py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[1]
+    code = block_of(PAGE, "consumer.py")
     script = tmp_path / "consumer.py"
     script.write_text(code.replace(DEFAULT_PREFIX, "wire-page."), encoding="utf-8")
     lines = await printed([sys.executable, "-u", str(script), kafka], sent.total())

@@ -11,7 +11,7 @@ from infra.control import CATCH_UP_S, ControlView
 from infra.errors import BusError, WaitTimeout
 from infra.memory import MemoryBus
 from infra.wire import Publisher
-from schemas.control import Credit, Cursor, PolicyVersion, RunManifest
+from schemas.control import Credit, Cursor, FeederStarted, PolicyVersion, RunManifest
 from schemas.topics import CONTROL, TABLE
 
 CLOCK = VirtualClock()
@@ -58,7 +58,8 @@ async def view_of(bus):
         ("policy/r", [version(1, 4), version(2, 3)], 1),
         ("cursor/r", [Cursor(run="r", admitted=4), Cursor(run="r", admitted=2)], 0),
         ("cursor/r", [Cursor(run="r", admitted=4), Cursor(run="r", admitted=5)], 1),
-        ("run/r", [RunManifest(run="r", seed=1, samples=1), RunManifest(run="r", seed=2, samples=1)], 1),
+        ("run/r", [RunManifest(run="r", seed=1, samples=1), RunManifest(run="r", seed=2, samples=1)], 0),
+        ("feeder/r", [FeederStarted(run="r", feeder=name, source="s") for name in ("b", "a")], 1),
     ],
 )
 async def test_a_record_that_says_less_is_ignored(bus, key, records, latest):
@@ -67,6 +68,19 @@ async def test_a_record_that_says_less_is_ignored(bus, key, records, latest):
     view = await view_of(bus)
 
     assert records[latest] == view.get(key, type(records[0]))
+
+
+async def test_a_record_that_counts_no_longer_last_in_the_log_is_known(bus):
+    """Compaction would keep the wrong one: whoever cares writes the right one again."""
+    first, second = (RunManifest(run="r", seed=seed, samples=1) for seed in (1, 2))
+    await say(bus, first, credit(1, 5))
+    before = (await view_of(bus)).overruled("run/r")
+    await say(bus, second)
+    view = await view_of(bus)
+    await say(bus, first)
+
+    assert (False, True, False) == (before, view.overruled("run/r"), (await view_of(bus)).overruled("run/r"))
+    assert (0, 1, -1) == (view.offset("run/r"), view.offset("credit/r"), view.offset("cursor/r"))
 
 
 async def test_a_tombstone_removes_its_key_and_no_other(bus):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 
+import msgspec
 import pytest
 
 from infra.clock import VirtualClock, settle
-from infra.errors import BusError, WaitTimeout
+from infra.errors import BusError, ConfigError, WaitTimeout
 from infra.memory import MemoryBus
 from infra.wire import Publisher, unpack
-from producers.feeder import MANIFEST_WAIT_S, SAY_EVERY_S, Feeder
+from producers.feeder import MANIFEST_WAIT_S, SAY_EVERY_S, Feeder, FeederReplaced
 from producers.generated import GeneratedSource
 from schemas.control import Credit, Cursor, RunManifest
 from schemas.topics import CONTROL, TABLE, TASKS
@@ -132,11 +133,11 @@ class Dying(MemoryBus):
         return await super().publish(topic, value, **where)
 
 
-@pytest.mark.parametrize("killed_after", range(2, 6))
+@pytest.mark.parametrize("killed_after", range(3, 7))
 async def test_a_feeder_that_starts_again_repeats_one_group_at_most(clock, killed_after):
     """Killed before a cursor was written: the group is published again under the same ids, and no number is left out.
 
-    Two control records, manifest and credit, come before the first cursor.
+    Three control records, manifest, credit and its own start, come before the first cursor.
     """
     bus = Dying(clock, CONTROL, killed_after)
     await bus.create_topics(TABLE)
@@ -228,3 +229,103 @@ async def test_a_control_topic_that_cannot_be_read_ends_the_feeder():
 
     with pytest.raises(BusError, match="broker is away"):
         await asyncio.wait_for(running, 5)
+
+
+async def test_of_two_feeders_the_one_that_started_last_goes_on(bus, clock):
+    """Started twice by mistake: the first one stops and says why; no group is left out, and each keeps its number."""
+    await say(bus, clock, MANIFEST)
+    await allow(bus, clock, 2)
+    older = asyncio.create_task(Feeder(bus, clock, "r", SOURCE).run())
+    await wait_until(lambda: admitted(bus), 2)
+    newer = asyncio.create_task(Feeder(bus, clock, "r", SOURCE).run())
+    await settle()
+    await allow(bus, clock, 5)
+    with pytest.raises(
+        FeederReplaced, match=r"another feeder \(feeder-.*\) has started on run 'r'.*this one began at 2"
+    ):
+        await asyncio.wait_for(older, 20)
+    await wait_until(lambda: admitted(bus), 5)
+    await cancelled(newer)
+    found = await tasks(bus)
+
+    assert {0, 1, 2, 3, 4} == {task.admission for task in found}
+    assert 10 == len({task.id for task in found})
+    assert sorted(await cursors(bus)) == await cursors(bus)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+async def test_of_feeders_that_start_at_once_exactly_one_goes_on(bus, clock, count):
+    """The order of the log decides between them, so they cannot all stop."""
+    await say(bus, clock, MANIFEST)
+    feeders = [asyncio.create_task(Feeder(bus, clock, "r", SOURCE).run()) for _ in range(count)]
+    await settle()
+    await allow(bus, clock, 3)
+    await wait_until(lambda: admitted(bus), 3)
+    await wait_until(lambda: sum(feeder.done() for feeder in feeders), count - 1)
+    await allow(bus, clock, 6)
+    await wait_until(lambda: admitted(bus), 6)
+    ended = [feeder for feeder in feeders if feeder.done()]
+    for feeder in feeders:
+        await cancelled(feeder)
+    found = await tasks(bus)
+
+    assert [FeederReplaced] * (count - 1) == [type(feeder.exception()) for feeder in ended]
+    assert ({0, 1, 2, 3, 4, 5}, 12) == ({task.admission for task in found}, len({task.id for task in found}))
+
+
+async def test_a_feeder_that_stood_still_admits_at_most_one_group_more(bus, clock):
+    """It was in the middle of a group when another took over: the same group, under the same ids."""
+    await say(bus, clock, MANIFEST)
+    await allow(bus, clock, 1)
+    still = asyncio.Event()
+
+    class Halting(MemoryBus):
+        """Another connection to the same log, which halts before its cursor."""
+
+        def __getattribute__(self, name):
+            own = {"publish"}
+            return object.__getattribute__(self, name) if name in own else getattr(bus, name)
+
+        async def publish(self, topic, value, **where):
+            if topic == CONTROL.name and (where["key"] or b"").startswith(b"cursor"):
+                await still.wait()
+            return await bus.publish(topic, value, **where)
+
+    older = asyncio.create_task(Feeder(Halting(clock), clock, "r", SOURCE).run())
+    await settle()
+    newer = asyncio.create_task(Feeder(bus, clock, "r", SOURCE).run())
+    await allow(bus, clock, 3)
+    await wait_until(lambda: admitted(bus), 3)
+    still.set()
+    with pytest.raises(FeederReplaced):
+        await asyncio.wait_for(older, 20)
+    await cancelled(newer)
+    found = await tasks(bus)
+
+    assert (8, 6) == (len(found), len({task.id for task in found}))
+    assert (3, [1, 2, 3, 1]) == (await admitted(bus), await cursors(bus))
+
+
+async def test_a_feeder_with_another_source_is_refused(bus, clock):
+    """Its numbers would go on in the middle of that source; the run stays as it is."""
+    await say(bus, clock, MANIFEST)
+    await allow(bus, clock, 1)
+    running = asyncio.create_task(Feeder(bus, clock, "r", SOURCE).run())
+    await wait_until(lambda: admitted(bus), 1)
+    other = Feeder(bus, clock, "r", GeneratedSource("toy", {}, name="other"))
+    with pytest.raises(ConfigError, match="run 'r' is fed from source 'toy', this feeder reads 'other'"):
+        await asyncio.wait_for(other.run(), 20)
+    await allow(bus, clock, 2)
+    await wait_until(lambda: admitted(bus), 2)
+    await cancelled(running)
+
+
+async def test_a_feeder_that_was_told_of_another_run_is_refused(bus, clock):
+    """The same name in another RUN.toml: what differs is named, and nothing is published."""
+    await say(bus, clock, MANIFEST)
+    await allow(bus, clock, 1)
+    told = msgspec.structs.replace(MANIFEST, samples=8)
+    with pytest.raises(ConfigError, match="samples is 2, here 8"):
+        await asyncio.wait_for(Feeder(bus, clock, "r", SOURCE, expected=told).run(), 20)
+
+    assert [] == await tasks(bus)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 
+from infra.control import ControlView
 from infra.errors import BusError, ConfigError
 from infra.memory import MemoryBus
 from infra.wire import Publisher, unpack
@@ -120,16 +123,110 @@ async def test_the_first_publisher_writes_the_manifest_with_the_place_where_the_
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("seed", 4), ("samples", 8), ("horizon", 1), ("sampling", Sampling(top_p=0.5))]
+    ("field", "value", "said"),
+    [
+        ("seed", 4, "seed is 3, here 4"),
+        ("samples", 8, "samples is 2, here 8"),
+        ("horizon", 1, "horizon is 9, here 1"),
+        ("sampling", Sampling(top_p=0.5), "sampling.top_p is 1.0, here 0.5; sampling.top_k is 5, here 0"),
+        ("budgets", Budgets(run_s=61), "budgets.run_s is 60.0, here 61"),
+    ],
 )
-async def test_a_publisher_with_another_manifest_is_refused(bus, clock, field, value):
-    """Siblings of one run must be alike: the error names the field, and nothing is published."""
+async def test_a_publisher_with_another_manifest_is_refused(bus, clock, field, value, said):
+    """Siblings of one run must be alike: the error says what differs and what to do, and nothing is published."""
     source = GeneratedSource("toy", {}, count=1)
     await publish_source(bus, clock, source, MANIFEST)
-    with pytest.raises(ConfigError, match=f"run 'r' exists .*use a new run name.*{field}: .* is recorded"):
+    with pytest.raises(ConfigError) as refused:
         await publish_source(bus, clock, source, msgspec.structs.replace(MANIFEST, **{field: value}))
 
+    assert (
+        "run 'r' exists with another configuration, which all its samples share: "
+        f"{said}. Use the same values, or a new run name"
+    ) == str(refused.value)
     assert len(await tasks(bus)) == 2
+
+
+async def test_a_run_that_a_trainer_paces_takes_no_tasks_from_a_publisher(bus, clock):
+    """They would come on top of the credit; the error names the way in."""
+    await ensure_manifest(bus, clock, Publisher(bus, clock, "trainer"), msgspec.structs.replace(MANIFEST, paced=True))
+    with pytest.raises(ConfigError, match=r"paced is True, here False.*takes tasks from `rollmill feeder` alone"):
+        await publish_source(bus, clock, GeneratedSource("toy", {}, count=1), MANIFEST)
+
+    assert [] == await tasks(bus)
+
+
+class Racing(MemoryBus):
+    """A log on which two write their manifests at the same moment: each has read that there is none."""
+
+    def __init__(self, clock):
+        super().__init__(clock)
+        self.met = asyncio.Barrier(2)
+        self.left = 2
+
+    async def publish(self, topic, value, **where):
+        if topic == CONTROL.name and self.left:
+            self.left -= 1
+            await self.met.wait()
+        return await super().publish(topic, value, **where)
+
+
+@pytest.fixture
+async def race(clock):
+    """That log, with all topics."""
+    bus = Racing(clock)
+    await bus.create_topics(TABLE)
+    return bus
+
+
+async def compacted(bus, clock):
+    """Return a log that holds only the last control record of each key, as compaction leaves it."""
+    left = MemoryBus(clock)
+    await left.create_topics(TABLE)
+    for record in {record.key: record for record in await read_all(bus, CONTROL)}.values():
+        await left.publish(CONTROL.name, record.value, key=record.key, partition=0)
+    return left
+
+
+async def manifest(bus, clock):
+    """Return the manifest that a reader who comes now sees."""
+    view = ControlView(bus, clock)
+    await view.start()
+    await view.close()
+    return view.get("run/r", RunManifest)
+
+
+async def test_of_two_manifests_at_once_the_first_counts_for_everybody(race, clock):
+    """The other publisher is refused as if it had come later, and compaction keeps the one that counts."""
+    wanted = [MANIFEST, msgspec.structs.replace(MANIFEST, samples=8)]
+    publisher = Publisher(race, clock, "test")
+    found = await asyncio.gather(
+        *(ensure_manifest(race, clock, publisher, one) for one in wanted), return_exceptions=True
+    )
+    (won,) = [one for one in found if isinstance(one, RunManifest)]
+    (refused,) = [one for one in found if isinstance(one, ConfigError)]
+
+    assert "samples is" in str(refused)
+    assert won == await manifest(race, clock) == await manifest(await compacted(race, clock), clock)
+
+
+async def test_two_equal_manifests_at_once_are_one(race, clock):
+    """Both publishers go on with the same beginning of the run, whatever each had noted."""
+    wanted = [msgspec.structs.replace(MANIFEST, extra={"by": name}) for name in ("one", "other")]
+    publisher = Publisher(race, clock, "test")
+    one, other = await asyncio.gather(*(ensure_manifest(race, clock, publisher, each) for each in wanted))
+
+    assert one == other == await manifest(race, clock) == await manifest(await compacted(race, clock), clock)
+
+
+async def test_whoever_finds_another_manifest_last_in_the_log_mends_it(bus, clock):
+    """The one that wrote it may have died before it could."""
+    publisher = Publisher(bus, clock, "test")
+    first = await ensure_manifest(bus, clock, publisher, MANIFEST)
+    await publisher.publish(CONTROL, msgspec.structs.replace(MANIFEST, samples=8))
+    again = await ensure_manifest(bus, clock, publisher, MANIFEST)
+
+    assert first == again == await manifest(await compacted(bus, clock), clock)
+    assert 3 == len(await read_all(bus, CONTROL))
 
 
 async def test_another_run_may_have_another_manifest(bus, clock):

@@ -79,3 +79,22 @@ def test_a_retry_after_the_outcome_is_superseded():
     assert arbiter.rule("g", 0, "d", 9) is Ruling.SUPERSEDED
     assert arbiter.rule("g", 1, "d", 10) is Ruling.ACCEPTED
     assert arbiter.rule("g", 0, "other", 11) is Ruling.CONFLICT
+
+
+@given(records=RECORDS)
+def test_a_closed_group_accepts_nothing_more_and_still_knows_its_task(records):
+    """What a forward reader forgets changes no ruling, once all siblings have ended."""
+    rulings, arbiter, forgetful = [], Arbiter(), Arbiter()
+    for offset, (group, sample, digest) in enumerate(records):
+        expected = arbiter.rule(group, sample, digest, offset)
+        rulings.append((forgetful.rule(group, sample, digest, offset), expected))
+        if forgetful.ended(group) == 4:
+            forgetful.close(group)
+    assert all(found == expected for found, expected in rulings)
+
+
+def test_closing_a_group_that_nobody_knows_changes_nothing():
+    """There is nothing to forget."""
+    arbiter = Arbiter()
+    arbiter.close("g1")
+    assert (0, Ruling.ACCEPTED) == (arbiter.ended("g1"), arbiter.rule("g1", 0, "d", 7))

@@ -14,6 +14,7 @@ from tests.golden.samples import SAMPLES
         ("rollmill.run", "run/example"),
         ("rollmill.credit", "credit/example"),
         ("rollmill.cursor", "cursor/example"),
+        ("rollmill.feeder_started", "feeder/example"),
         ("rollmill.policy_version", "policy/example"),
         ("rollmill.cancel", f"cancel/{SAMPLES['rollmill.cancel'].target}"),
     ],

@@ -1,0 +1,427 @@
+"""The public reader of `trajectories`: one run's accepted outcomes, one by one or as groups of siblings.
+
+    async with TrajectoryReader.open(bootstrap="...", run="my-run", consumer="my-trainer") as reader:
+        async for group in reader.groups():
+            ...
+            await reader.commit(group)
+
+Promises: each sample has one outcome, whatever was delivered twice or late (`schemas/arbiter.py`); each group is
+handed out once, in the order in which groups become complete in the log; records decide, never the clock; memory
+follows open groups and one poll. A consumer's progress is one position in the log, so a restart reads the run again
+from its start, silently up to there: only that tells a late duplicate of an old group from a new group.
+
+A consumer is one reader. The one that was opened last has the right to commit; an older one learns at its next commit
+that it was replaced. This file knows no trainer and needs neither torch nor pydantic.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final, Self
+
+import msgspec
+
+from infra.blobs import BlobsAway
+from infra.blobs.directory import DirectoryBlobs
+from infra.bus import Bus, Committed, Reader, Record, TopicPartition
+from infra.claims import blobs_of
+from infra.clock import Clock, SystemClock
+from infra.control import ControlView
+from infra.errors import BusError, ConfigError, OffsetLost, RollmillError, WaitTimeout
+from infra.kafka import KafkaBus
+from infra.wire import Received, unpack
+from schemas.arbiter import Ruling
+from schemas.codec import DecodeError
+from schemas.control import RunManifest
+from schemas.grouping import Grouping, SiblingGroup
+from schemas.messages import Trajectory
+from schemas.partition import partition_for
+from schemas.topics import DEFAULT_PREFIX, TRAJECTORIES
+
+POLL_S: Final = 0.5
+"""One poll lasts at most this long, seconds."""
+
+BATCH: Final = 100
+"""Most records of one poll."""
+
+AWAY_S: Final = 1.0
+"""Pause before a log that is away is read again, seconds."""
+
+OUTAGE_S: Final = 300.0
+"""Longest outage of the log that a reader waits out, seconds."""
+
+SILENCE_S: Final = 60.0
+"""Longest wait for a record that is known to be in the log, seconds."""
+
+SAY_EVERY_S: Final = 30.0
+"""A reader that waits says what it waits for this often, seconds."""
+
+log = logging.getLogger(__name__)
+
+
+class ReaderReplaced(RollmillError):
+    """Another reader goes on as the same consumer."""
+
+
+def trajectories_of(run: str) -> TopicPartition:
+    """Return where a run's terminal records lie."""
+    return TopicPartition(TRAJECTORIES.name, partition_for(run, TRAJECTORIES.partitions))
+
+
+async def read_trajectory(record: Record, run: str, bus: Bus) -> Received[Trajectory] | None:
+    """Return the terminal record of a run that a record is; None if it is another run's, or nothing readable.
+
+    Raises:
+        infra.blobs.BlobsAway: its value is in the log's blob store, which does not answer.
+    """
+    try:
+        received = await unpack(TRAJECTORIES, record, bus)
+    except DecodeError as error:
+        # Its writer is to blame, and the sink has it in `dead`; to whoever counts outcomes it says nothing.
+        log.warning("`trajectories` offset %d is not a trajectory, ignored: %s", record.offset, error)
+        return None
+    return received if received.message.task.run == run else None
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a consumer is, as it is kept beside the committed offset."""
+
+    start: int
+    """Where it began."""
+    position: int
+    """What lies before was handed out as far as it could be."""
+    enough: int | None
+    """Its rule for handing groups out."""
+    holder: str
+    """The reader that wrote this."""
+
+
+class TrajectoryReader:
+    """Reads one run. Made by `open` or `on`."""
+
+    def __init__(self, bus: Bus, clock: Clock, run: str, reader: Reader, progress: Progress, group: str | None) -> None:
+        """Read on; the reader stands at the start of the progress."""
+        self._bus = bus
+        self._clock = clock
+        self._run = run
+        self._reader = reader
+        self._resumed = progress
+        self._group = group
+        self._grouping = Grouping(progress.start, enough=progress.enough)
+        self._grouped: bool | None = None
+        self._pending: deque[Record] = deque()
+        self._said_at = clock.monotonic()
+        self._away_since: float | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        *,
+        bootstrap: str,
+        run: str,
+        consumer: str | None = None,
+        enough: int | None = None,
+        start: int | None = None,
+        prefix: str = DEFAULT_PREFIX,
+        blobs: Path | None = None,
+    ) -> AsyncIterator[Self]:
+        """Connect to Kafka and read a run.
+
+        Args:
+            bootstrap: addresses of the brokers.
+            run: the run.
+            consumer: name under which `commit` stores progress, and whose progress is gone on from; the Kafka group
+                is `<prefix><consumer>.<run>`, whose lag any Kafka tool shows.
+            enough: hand a group out with the record that brings its so many-th graded sibling; with its last sibling
+                unless given.
+            start: offset at which a consumer without progress begins; where the run begins unless given.
+            prefix: put before every topic name.
+            blobs: directory of values too large for a record, as in `bus.blobs` of the services.
+
+        Raises:
+            BusError: nothing answers, or the log no longer holds the start (OffsetLost).
+            ConfigError: the topic differs from the table, or the consumer's progress is of another rule or log.
+        """
+        store = None if blobs is None else DirectoryBlobs(blobs, SystemClock())
+        bus = KafkaBus(bootstrap, prefix=prefix, client_id=consumer or "reader", blobs=store)
+        try:
+            await bus.start()
+            await bus.check_topics([TRAJECTORIES])
+            async with cls.on(bus, SystemClock(), run, consumer=consumer, enough=enough, start=start) as reader:
+                yield reader
+        finally:
+            await bus.close()
+
+    @classmethod
+    @asynccontextmanager
+    async def on(
+        cls,
+        bus: Bus,
+        clock: Clock,
+        run: str,
+        *,
+        consumer: str | None = None,
+        enough: int | None = None,
+        start: int | None = None,
+    ) -> AsyncIterator[Self]:
+        """Read a run on a bus that is connected already; otherwise as `open`."""
+        if enough is not None and enough < 1:
+            raise ConfigError(f"enough = {enough}: a group is handed out with one graded sibling at least")
+        group = None if consumer is None else f"{consumer}.{run}"
+        known = None if group is None else await _known(bus, group, run, enough)
+        if known is None:
+            begin = await _begin(bus, clock, run) if start is None else start
+            known = begin, Progress(start=begin, position=begin, enough=enough, holder="")
+        low, progress = known[0], msgspec.structs.replace(known[1], holder=secrets.token_hex(8))
+        source = await bus.read({trajectories_of(run): progress.start})
+        try:
+            reader = cls(bus, clock, run, source, progress, group)
+            if group is not None:
+                await reader._store(low, progress.position)  # from now on an older reader's commits are refused
+            yield reader
+        finally:
+            await source.close()
+
+    # What it reads.
+
+    async def groups(self, *, follow: bool = True) -> AsyncIterator[SiblingGroup]:
+        """Yield each group once, in the order in which they become complete.
+
+        Args:
+            follow: wait for what comes; otherwise end where the log ends now.
+
+        Raises:
+            BusError: the log is away for longer than OUTAGE_S.
+        """
+        self._use(grouped=True)
+        until = None if follow else await self._end()
+        while (found := await self._next(until)) is not None:
+            _, group = self._grouping.feed(found.record.offset, found.message)
+            if group is not None and group.position > self._resumed.position:
+                yield group
+
+    async def accepted(self, *, follow: bool = True) -> AsyncIterator[Trajectory]:
+        """Yield the accepted outcome of each sample once, in log order; otherwise as `groups`."""
+        async for found in self.received(follow=follow):
+            yield found.message
+
+    async def received(self, *, follow: bool = True) -> AsyncIterator[Received[Trajectory]]:
+        """Yield what `accepted` yields, with the record that each came in."""
+        self._use(grouped=False)
+        until = None if follow else await self._end()
+        while (found := await self._next(until)) is not None:
+            if self._accepts(found):
+                yield found
+
+    async def poll(self) -> list[Trajectory]:
+        """Return the accepted outcomes among what one poll brings; none when nothing came within POLL_S."""
+        self._use(grouped=False)
+        found = []
+        await self._fetch()
+        while left := len(self._pending):
+            received = await self._take()
+            if left == len(self._pending):
+                break  # its value is away: the caller has limits of its own
+            if received is not None and self._accepts(received):
+                found.append(received.message)
+        return found
+
+    # What it knows.
+
+    @property
+    def position(self) -> int:
+        """Offset of the next record to look at."""
+        return self._grouping.position
+
+    @property
+    def low(self) -> int:
+        """Lowest offset of an accepted record of a group that was not handed out; else the position."""
+        return self._grouping.low
+
+    @property
+    def open_groups(self) -> int:
+        """Groups some of whose siblings have ended."""
+        return self._grouping.open_groups
+
+    @property
+    def superseded(self) -> int:
+        """Records ignored because their sample had an outcome already, since the start of the run."""
+        return self._grouping.rulings[Ruling.SUPERSEDED]
+
+    @property
+    def conflicts(self) -> int:
+        """Records ignored because they speak of another task under the same id, since the start of the run."""
+        return self._grouping.rulings[Ruling.CONFLICT]
+
+    @property
+    def late(self) -> int:
+        """Accepted siblings that came after their group was handed out with `enough` of them."""
+        return self._grouping.late
+
+    # How far it is.
+
+    async def commit(self, group: SiblingGroup | None = None) -> None:
+        """Store that everything handed out so far is done with, or everything up to a group.
+
+        Raises:
+            ReaderReplaced: another reader goes on as this consumer.
+            BusError: it could not be stored.
+        """
+        if self._group is None:
+            raise ConfigError("a reader without a name keeps no progress: open it with consumer=NAME")
+        low, position = (self.low, self.position) if group is None else (group.low, group.position)
+        known = (await self._bus.committed(self._group, TRAJECTORIES.name)).get(trajectories_of(self._run).partition)
+        if known is not None and _decoded(known.metadata).holder != self._resumed.holder:
+            raise ReaderReplaced(
+                f"another reader of run {self._run!r} goes on as the same consumer (Kafka group {self._group}, at "
+                f"offset {known.offset}); this one has handed out up to {position} and ends here. Give each reader a "
+                f"`consumer` of its own"
+            )
+        if position > self._resumed.position:  # else the run is being read again, and nothing new was handed out
+            await self._store(low, position)
+
+    async def _store(self, low: int, position: int) -> None:
+        assert self._group is not None
+        now = msgspec.structs.replace(self._resumed, position=position)
+        text = msgspec.json.encode(now).decode()
+        await self._bus.commit(self._group, {trajectories_of(self._run): Committed(low, text)})
+
+    # Reading.
+
+    def _use(self, *, grouped: bool) -> None:
+        """Settle how the run is read: records that were fed one way cannot be had the other way."""
+        if self._grouped not in {None, grouped}:
+            raise RuntimeError("a reader gives groups or single outcomes, not both: open another one")
+        if self._grouped is None and not grouped:
+            self._grouping = Grouping(self._resumed.start, enough=0)
+        self._grouped = grouped
+
+    def _accepts(self, found: Received[Trajectory]) -> bool:
+        ruling, _ = self._grouping.feed(found.record.offset, found.message)
+        return ruling is Ruling.ACCEPTED and found.record.offset >= self._resumed.position
+
+    async def _end(self) -> int:
+        return (await self._bus.end_offsets(TRAJECTORIES.name))[trajectories_of(self._run).partition]
+
+    async def _next(self, until: int | None) -> Received[Trajectory] | None:
+        """Return the next terminal record of the run; None once there is none before an offset."""
+        while until is None or self.position < until:
+            if not self._pending:
+                await self._fetch()
+                self._say(until)
+            elif until is not None and self._pending[0].offset >= until:
+                return None
+            elif (received := await self._take()) is not None:
+                return received
+        return None
+
+    async def _take(self) -> Received[Trajectory] | None:
+        """Look at the next record that was read; it stays there while its value is away."""
+        record = self._pending[0]
+        try:
+            received = await read_trajectory(record, self._run, self._bus)
+        except BlobsAway as error:
+            if blobs_of(self._bus) is None:
+                raise  # nobody told where the store is
+            await self._wait_out(error)
+            return None
+        self._away_since = None
+        self._pending.popleft()
+        if received is None:
+            self._grouping.pass_to(record.offset + 1)
+        return received
+
+    async def _fetch(self) -> None:
+        """Poll once, if there is nothing left of the last poll; nothing comes while the log is away."""
+        if self._pending:
+            return
+        try:
+            self._pending.extend(await self._reader.poll(BATCH, POLL_S))
+        except OffsetLost:
+            raise  # waiting brings nothing back
+        except BusError as error:
+            await self._wait_out(error)
+            return
+        self._away_since = None
+        if self._pending:
+            self._said_at = self._clock.monotonic()
+        else:
+            self._grouping.pass_to(self._reader.position(trajectories_of(self._run)))
+
+    async def _wait_out(self, error: BusError) -> None:
+        """Pause, unless the log or its store has been away for too long."""
+        now = self._clock.monotonic()
+        self._away_since = now if self._away_since is None else self._away_since
+        if now - self._away_since > OUTAGE_S:
+            raise error
+        log.info("the log is away, trajectories of run %s are waited for: %s", self._run, error)
+        await self._clock.sleep(AWAY_S)
+
+    def _say(self, until: int | None) -> None:
+        """Say what is waited for; what is known to be in the log is not waited for without a limit."""
+        silent_s = self._clock.monotonic() - self._said_at
+        if until is not None and silent_s > SILENCE_S:
+            raise WaitTimeout(
+                f"waited {SILENCE_S:g} s for offset {until} of {trajectories_of(self._run)}; read up to "
+                f"{self.position}. Is the broker healthy?"
+            )
+        if until is None and silent_s >= SAY_EVERY_S:
+            self._said_at = self._clock.monotonic()
+            log.info(
+                "run %s: nothing new behind offset %d for %.0f s; %d groups are incomplete, the oldest since offset %d",
+                *(self._run, self.position, silent_s, self.open_groups, self.low),
+            )
+
+
+async def _begin(bus: Bus, clock: Clock, run: str) -> int:
+    """Return where a run begins: its manifest says so; without one, at the first record there is."""
+    view = ControlView(bus, clock)
+    try:
+        await view.start()
+    finally:
+        await view.close()
+    manifest = view.get(f"run/{run}", RunManifest)
+    if manifest is not None:
+        return manifest.trajectories_start
+    return (await bus.begin_offsets(TRAJECTORIES.name))[trajectories_of(run).partition]
+
+
+async def _known(bus: Bus, group: str, run: str, enough: int | None) -> tuple[int, Progress] | None:
+    """Return the offset that a consumer committed and how far it was; None if it is new.
+
+    Raises:
+        ConfigError: that progress cannot be gone on from.
+    """
+    partition = trajectories_of(run).partition
+    known = (await bus.committed(group, TRAJECTORIES.name)).get(partition)
+    if known is None:
+        return None
+    progress = _decoded(known.metadata)
+    if progress.enough != enough:
+        raise ConfigError(
+            f"Kafka group {group} has handed groups out with enough = {progress.enough}, now it is {enough}: which "
+            f"groups are left cannot be told. Give the same value, or another `consumer`"
+        )
+    end = (await bus.end_offsets(TRAJECTORIES.name))[partition]
+    if progress.position > end:
+        raise ConfigError(
+            f"Kafka group {group} has read up to offset {progress.position}, and partition {partition} of "
+            f"`trajectories` ends at {end}: the topic was made anew. Give another `consumer`"
+        )
+    return known.offset, progress
+
+
+def _decoded(metadata: str) -> Progress:
+    try:
+        return msgspec.json.decode(metadata, type=Progress)
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"the progress of this consumer was written by another program ({metadata[:80]!r}): give another "
+            f"`consumer`, whose Kafka group nothing else uses"
+        ) from error
