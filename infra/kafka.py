@@ -210,6 +210,10 @@ class KafkaBus:
         """Return partition -> next offset to be written."""
         return await self._link.end_offsets(topic)
 
+    async def offsets_since(self, topic: str, since_ms: int) -> dict[int, int]:
+        """Return partition -> first offset whose timestamp is not before since_ms; the end where none is."""
+        return await self._link.offsets_since(topic, since_ms)
+
     async def committed(self, group: str, topic: str) -> dict[int, Committed]:
         """Return partition -> progress of a group, for partitions that have any."""
         found = await self._link.committed(group, [topic])
