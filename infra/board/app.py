@@ -48,6 +48,9 @@ START_S = 60.0
 STOP_S = 5.0
 """Longest wait until Faust has left it and ended its thread, seconds."""
 
+REQUEST_S = 30.0
+"""A request to the broker may take this much longer than a session, seconds."""
+
 JSON = "application/json"
 
 
@@ -139,6 +142,7 @@ class BoardService:
             broker=[f"kafka://{address.strip()}" for address in self._config.bootstrap.split(",")],
             broker_session_timeout=self._config.session_timeout_s,
             broker_heartbeat_interval=self._config.heartbeat_s,
+            broker_request_timeout=self._config.session_timeout_s + REQUEST_S,  # refused if it is the shorter one
             consumer_auto_offset_reset="latest",  # what is older comes from `rebuild`
             stream_wait_empty=False,  # else a rebalance waits for an agent that waits for `rebuild`
             store="memory://",
