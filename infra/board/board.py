@@ -1,7 +1,7 @@
 """The board: every sample in the pipeline, and what the stages did lately. Pure: events and times in, views out.
 
-Promises: the same events in any order and any number of copies give the same board, as far as memory goes; memory is
-bounded by the limits below, whatever the log holds; what is dropped is counted. `sample.py` judges one sample.
+Promises: the same events of samples in any order and any number of copies give the same board, as far as memory goes;
+memory is bounded by the limits below, whatever the log holds; what is dropped is counted. `sample.py` judges a sample.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ class Board:
             self.refused += 1
             return
         self._stages[event.stage] = None
+        if not event.run:  # a record that could not be read, and that names no sample: there is only its number
+            self._windows.add(event.stage, event.kind, min(event.at_ms, now_ms), now_ms)
+            return
         key = (event.run, event.group, event.sample)
         sample = self._working.pop(key, None) or self._others.pop(key, None)
         if sample is None:

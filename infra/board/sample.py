@@ -61,6 +61,8 @@ class State(StrEnum):
     """Its time ran out."""
     CANCELLED = "cancelled"
     """It was withdrawn."""
+    DEAD = "dead"
+    """Its record went to `dead`, and nothing of it goes on."""
     UNKNOWN = "unknown"
     """Its events do not say."""
 
@@ -190,7 +192,7 @@ class Sample:
             return State.UNKNOWN, ""
         if stay.end.kind is EventKind.FINISHED:
             return State.QUEUED, _next(stage)
-        return (State.RETRYING, "init") if stay.end.kind is EventKind.RETRIED else (State.UNKNOWN, "")
+        return (State.RETRYING if stay.end.kind is EventKind.RETRIED else State.DEAD), ""
 
     def _holds(self, stage: str) -> bool:
         """Tell whether a stage's last start still stands."""

@@ -158,6 +158,8 @@ class TestStates:
             event(FINISHED, -30, sample=3, stage="eval"),
             event(FAILED, -30, sample=4),
             event(WAITING, -30, sample=5, detail="x"),
+            event(STARTED, -30, sample=6),
+            event(EventKind.DEAD, -20, sample=6),
         )
 
         assert {
@@ -166,6 +168,7 @@ class TestStates:
             "retrying": 1,
             "done": 1,
             "failed": 1,
+            "dead": 1,
             "unknown": 1,
         } == board.view(NOW_MS).states
 
@@ -228,6 +231,12 @@ class TestCounts:
         copied = [event(STARTED, -9), event(RETRIED, -8), event(STARTED, -7, attempt=1), event(FINISHED, -6, attempt=1)]
 
         assert {"started": 2, "retried": 1, "finished": 1} == stage(board_of(*copied, *copied), "run").counts["1h"]
+
+    def test_a_record_that_names_no_sample_is_counted_and_is_none(self, event):
+        """It could not be read."""
+        board = board_of(event(EventKind.DEAD, -9, run="", group=""))
+
+        assert ({"dead": 1}, {}) == (stage(board, "run").counts["5m"], board.view(NOW_MS).states)
 
 
 class TestBounds:
