@@ -193,6 +193,10 @@ class Bus(Protocol):
         """
         ...
 
+    async def offsets_since(self, topic: str, since_ms: int) -> dict[int, int]:
+        """Return partition -> first offset whose timestamp is not before since_ms; the end where none is."""
+        ...
+
     async def committed(self, group: str, topic: str) -> dict[int, Committed]:
         """Return partition -> progress of a group, for partitions that have any."""
         ...

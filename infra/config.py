@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -74,6 +75,31 @@ class ClickHouseConfig(Section):
     password: str = Field("", repr=False, description="Password.")
 
 
+class BoardConfig(Section):
+    """The live board."""
+
+    url: str = Field("http://127.0.0.1:8020", description="Where `rollmill status` asks for it.")
+    memory_mb: int = Field(1024, gt=0, description="A board that holds more memory ends and is started again.")
+
+    @field_validator("url")
+    @classmethod
+    def _has_a_port(cls, value: str) -> str:
+        try:
+            port = urlsplit(value).port
+        except ValueError as error:
+            raise ValueError(f"{value!r} is no address: {error}") from error
+        if not port or not value.startswith("http://"):
+            raise ValueError(f"{value!r} is no address; expected http://host:port")
+        return value
+
+    @property
+    def port(self) -> int:
+        """The port of its address."""
+        port = urlsplit(self.url).port
+        assert port is not None, "checked above"
+        return port
+
+
 class StageConfig(Section):
     """Bounds of one worker of a stage."""
 
@@ -93,6 +119,7 @@ class Config(Section):
     policy: PolicyConfig = PolicyConfig()
     envhost: EnvHostConfig = EnvHostConfig()
     clickhouse: ClickHouseConfig = ClickHouseConfig()
+    board: BoardConfig = BoardConfig()
     init: StageConfig = StageConfig()
     run: StageConfig = StageConfig()
     eval: StageConfig = StageConfig(max_in_flight=32)

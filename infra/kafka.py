@@ -220,6 +220,10 @@ class KafkaBus:
             await self._link.partitions(topic)
         await self._progress.commit(group, offsets)
 
+    async def offsets_since(self, topic: str, since_ms: int) -> dict[int, int]:
+        """Return partition -> first offset whose timestamp is not before since_ms; the end where none is."""
+        return await self._link.offsets_since(topic, since_ms)
+
     async def committed(self, group: str, topic: str) -> dict[int, Committed]:
         """Return partition -> progress of a group, for partitions that have any."""
         found = await self._link.committed(group, [topic])

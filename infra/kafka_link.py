@@ -172,6 +172,17 @@ class KafkaLink:
         """Return partition -> next offset to be written."""
         return await self._edge(topic, "end_offsets")
 
+    async def offsets_since(self, topic: str, since_ms: int) -> dict[int, int]:
+        """Return partition -> first offset whose timestamp is not before since_ms; the end where none is."""
+        ends = await self.end_offsets(topic)
+        wanted = {self.outer(TopicPartition(topic, number)): max(0, since_ms) for number in ends}
+        asking = self._offsets
+        assert asking is not None, "it was asked for the ends"
+        async with self.guarded(self.limits.outage_s, f"asking for the offsets of {self.prefix}{topic} by time"):
+            found = await self.patiently(lambda: asking.offsets_for_times(wanted))
+        known = {partition.partition: place.offset for partition, place in found.items() if place is not None}
+        return {number: known.get(number, end) for number, end in ends.items()}
+
     async def _edge(self, topic: str, which: str) -> dict[int, int]:
         count = await self.partitions(topic)
         wanted = [self.outer(TopicPartition(topic, number)) for number in range(count)]

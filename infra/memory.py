@@ -151,6 +151,16 @@ class MemoryBus:
             self._topic(partition.topic)
         self.store(group, offsets)
 
+    async def offsets_since(self, topic: str, since_ms: int) -> dict[int, int]:
+        """Return partition -> first offset whose timestamp is not before since_ms; the end where none is."""
+        return {
+            part.partition: next(
+                (record.offset for record in self._log[part].records if record.timestamp_ms >= since_ms),
+                self._log[part].end,
+            )
+            for part in self._partitions(topic)
+        }
+
     async def committed(self, group: str, topic: str) -> dict[int, Committed]:
         """Return partition -> progress of a group, for partitions that have any."""
         known = self._groups[group].committed if group in self._groups else {}

@@ -41,6 +41,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "feeder": ("feeder", "Feed a run from its task source, as its trainer allows."),
     "reaper": ("reaper", "End samples whose time ran out."),
     "trainer": ("train", "The trainer service: the same as `train`."),
+    "board": ("board", "Serve the live board: what every sample does right now."),
     "sink": ("sink", "Write the topics to ClickHouse, exactly once."),
 }
 """Command -> (module in rollmill/commands, what it does)."""

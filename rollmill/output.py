@@ -79,3 +79,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
     console.print(table)
+
+
+def visible(text: str) -> str:
+    """Return text whose control characters are shown and not obeyed: a policy says anything, also to a terminal."""
+    return "".join(char if char.isprintable() or char == "\n" else f"\\x{ord(char):02x}" for char in text)

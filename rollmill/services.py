@@ -4,6 +4,7 @@
     policy           -> run
     envhost          -> init, run
     clickhouse       -> sink
+    topics           -> board     nobody waits for it, and it is left out where Faust is not installed
 
 A `LocalPlan` holds the addresses and directories; `local_services` turns it into `Service`s. What is said to run
 elsewhere (a Kafka, an engine, a ClickHouse) is not started, and nothing waits for it here. No process is touched.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from infra.broker.local import START_LIMIT_S, STOP_LIMIT_S
@@ -58,7 +60,7 @@ class LocalPlan:
     config: Config
     """What the services are told: addresses and limits."""
     ports: dict[str, int]
-    """Ports of the services that are started here: `broker`, `policy`, `clickhouse`, perhaps `envhost`."""
+    """Ports of the services that are started here: `broker`, `policy`, `clickhouse`, perhaps `envhost`, `board`."""
     run_workers: int = 2
     """How many RUN workers."""
 
@@ -75,11 +77,13 @@ class LocalPlan:
     @property
     def addresses(self) -> dict[str, str]:
         """Where each service is reached."""
+        board = {"board": f"{self.config.board.url}/board"} if "board" in self.ports else {}
         return {
             "broker": self.config.bus.bootstrap,
             "policy": self.config.policy.url,
             "envhost": self.config.envhost.address,
             "clickhouse": self.config.clickhouse.url,
+            **board,
         }
 
     def write(self) -> None:
@@ -119,6 +123,7 @@ def make_plan(
     data_dir, base = data_dir.absolute(), base or Config()
     socket = f"unix:{data_dir / 'envhost.sock'}"
     own = {"broker": bootstrap is None, "policy": policy_url is None, "clickhouse": clickhouse_url is None}
+    own["board"] = find_spec("faust") is not None
     own["envhost"] = len(socket.removeprefix("unix:").encode()) > UNIX_PATH_BYTES
     chosen = ports.choose([name for name, here in own.items() if here], kept=data_dir / PORTS_NAME)
     envhost = f"http://{HOST}:{chosen['envhost']}" if own["envhost"] else socket
@@ -131,12 +136,14 @@ def make_plan(
         "bootstrap": bootstrap or f"{HOST}:{chosen['broker']}",
         "blobs": str(Path(base.bus.blobs or data_dir / BLOBS_NAME).absolute()),
     }
+    board = {"url": f"http://{HOST}:{chosen['board']}"} if own["board"] else {}
     config = base.model_copy(
         update={
             "bus": base.bus.model_copy(update=bus),
             "policy": base.policy.model_copy(update=policy),
             "envhost": base.envhost.model_copy(update={"address": envhost}),
             "clickhouse": base.clickhouse.model_copy(update=clickhouse),
+            "board": base.board.model_copy(update=board),
         }
     )
     return LocalPlan(data_dir=data_dir, config=config, ports=chosen, run_workers=run_workers)
@@ -150,7 +157,7 @@ def local_services(plan: LocalPlan, *, argv: Argv = rollmill) -> tuple[Service, 
         argv: turns a command and its options into a program with arguments.
     """
     services = (*_stores(plan, argv), *_hosts(plan, argv), *_stages(plan, argv))
-    elsewhere = {name for name in ("broker", "policy", "clickhouse") if name not in plan.ports}
+    elsewhere = {name for name in ("broker", "policy", "clickhouse", "board") if name not in plan.ports}
     return without(services, elsewhere)
 
 
@@ -231,6 +238,13 @@ def _stages(plan: LocalPlan, argv: Argv) -> tuple[Service, ...]:
             stop_grace_s=drains.eval.drain_s + EXTRA_GRACE_S,
         ),
         Service(name="reaper", argv=argv("reaper", *config), after=("topics",), ready=at_once()),
+        # Ready at once: how long it reads, or whether it can be started at all, is nobody else's business.
+        Service(
+            name="board",
+            argv=argv("board", "--data", str(plan.run_dir / "board"), *config),
+            after=("topics",),
+            ready=at_once(),
+        ),
     )
 
 

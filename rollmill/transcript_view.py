@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
+from rollmill.output import visible
 from schemas.messages import Trajectory
 from schemas.outcome import Completed, Failed
 from schemas.transcript import Transcript
@@ -58,8 +59,3 @@ def ending(trajectory: Trajectory) -> str:
     if isinstance(outcome, Failed):
         return visible(f"failed ({outcome.kind.value} at {outcome.boundary.value}): {outcome.cause}")
     return visible(f"{type(outcome).__name__.lower()}: {outcome.cause}")
-
-
-def visible(text: str) -> str:
-    """Return text whose control characters are shown and not obeyed: a policy says anything, also to a terminal."""
-    return "".join(char if char.isprintable() or char == "\n" else f"\\x{ord(char):02x}" for char in text)

@@ -176,6 +176,8 @@ class RunWatch:
             self._started.add(key)
             self._open.add(key)
             return
+        if event.kind is EventKind.WAITING:
+            return
         if key in self._open:  # what began before the watch was never counted in
             self._open.remove(key)
             state.in_flight[event.stage] -= 1

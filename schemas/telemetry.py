@@ -28,6 +28,8 @@ class EventKind(StrEnum):
     """It was withdrawn."""
     DEAD = "dead"
     """Its record went to `dead`: no stage could end it, being unreadable, too large to pass on, or deadly itself."""
+    WAITING = "waiting"
+    """It waits for what `detail` names, or, where that is empty, no longer does. No end: it stays in the stage."""
 
 
 class StageEvent(Part, frozen=True, kw_only=True):
@@ -52,7 +54,7 @@ class StageEvent(Part, frozen=True, kw_only=True):
     waited_ms: int = 0
     """Time in the queue before the start."""
     detail: str = ""
-    """Cause of a failure."""
+    """Cause of a failure, or what is waited for."""
 
 
 class StageEvents(Message, frozen=True, kw_only=True, tag="rollmill.stage_events"):

@@ -207,7 +207,7 @@ EVENTS: Topic[StageEvents] = Topic(
     partitions=4,
     spread=Spread.SAMPLE,
     producers=("init", "run", "eval"),
-    consumers=("status", "sink"),
+    consumers=("board", "status", "sink"),
     retention_ms=SHORT_MS,
 )
 METRICS: Topic[Metrics] = Topic(

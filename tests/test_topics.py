@@ -38,7 +38,8 @@ SERVICES = {
     "sink": ("infra.clickhouse.sink",),
     "policy": ("infra.inference.sync",),
     "redrive": ("producers.redrive", "rollmill.graveyard"),
-    "status": ("rollmill.watch", "rollmill.lag", "rollmill.recent", "rollmill.commands.runs"),
+    "board": ("infra.board.app",),
+    "status": ("rollmill.watch", "rollmill.lag", "rollmill.standing", "rollmill.commands.runs"),
 }
 """Service, as the table names it -> the modules that are it."""
 
@@ -57,6 +58,7 @@ VERBS = {
     "_catch_up": READ,
     "_read": READ,
     "positions": READ,
+    "topic": READ,
     "_TOPICS": READ,
     "INIT_TIERS": WRITE,
     "EVAL_TIERS": WRITE,
@@ -64,6 +66,7 @@ VERBS = {
     "end_offsets": NEITHER,
     "check_topics": NEITHER,
     "committed": NEITHER,
+    "offsets_since": NEITHER,
 }
 """What a call does with the topic it is handed; `Call.argument` where it depends on the argument.
 

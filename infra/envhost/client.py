@@ -44,6 +44,7 @@ from infra.envhost.protocol import (
     pack,
 )
 from infra.errors import Failure, ServiceError
+from infra.waiting import Wait, waiting
 from schemas.message import Part
 from schemas.outcome import Boundary, FailureKind
 
@@ -159,6 +160,10 @@ class HttpEnvHost:
         """Build and reset an environment."""
         # Waiting is not failing: neither a full host nor one that restarts costs the sample an attempt, until the
         # caller's own limit. A create whose answer was lost gives the same lease when repeated.
+        async with waiting(self._clock, f"an environment on {self.address}") as wait:
+            return await self._create(request, wait)
+
+    async def _create(self, request: Create, wait: Wait) -> Created | Closed:
         until = self._clock.monotonic() + request.wait_s
         while True:
             left = max(0.0, until - self._clock.monotonic())
@@ -169,7 +174,9 @@ class HttpEnvHost:
             except (HostFull, Unreachable) as error:
                 if self._clock.monotonic() + self._limits.again_s >= until:
                     raise _failure(f"no environment within {request.wait_s:g} s: {error}") from error
-                if isinstance(error, Unreachable):
+                full = isinstance(error, HostFull)
+                wait.what = f"{'a place on' if full else 'the answer of'} the environment host at {self.address}"
+                if not full:
                     await self._clock.sleep(self._limits.again_s)
             else:
                 return answer

@@ -3,7 +3,7 @@
 Waiting happens inside the stage and raises no attempt: a task does not become worse because an engine restarts. When
 the limit is reached the rollout fails, by a rate limit if the engine was there and busy. An answer that cannot be
 trained on is a failure at once. What the engine serves is asked once and kept until the engine was away: another one
-may have taken its place.
+may have taken its place. What an episode waits for is said on its behalf (`infra/waiting.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from infra.inference.base import (
     PolicyOverloaded,
     PolicyUnreachable,
 )
+from infra.waiting import waits_for
 from schemas.outcome import Boundary, FailureKind
 from schemas.transcript import Sampling, TokenIds
 
@@ -61,7 +62,11 @@ class PatientPolicy:
             if self._clock.monotonic() > until:
                 has = "none" if self._info is None else self._info.version
                 raise _failure(f"waited {self._wait_s:g} s for policy version {min_version}; the engine has {has}")
+            if self._info is not None or self._refreshing.locked():
+                # Not at the first question of all: its answer is usually there at once.
+                waits_for(f"policy version >= {min_version}")
             await self._refresh(min_version, until)
+        waits_for("")
         return self._info
 
     async def _refresh(self, min_version: int, until: float) -> None:
@@ -103,18 +108,23 @@ class PatientPolicy:
         backoff_s = FIRST_BACKOFF_S
         while True:
             try:
-                return await ask()
+                answer = await ask()
             except (PolicyOverloaded, PolicyUnreachable) as error:
                 if isinstance(error, PolicyUnreachable):
                     self._info = None
                 if self._clock.monotonic() > until:
                     kind = FailureKind.RATE_LIMIT if isinstance(error, PolicyOverloaded) else FailureKind.ENGINE
                     raise _failure(f"waited {self._wait_s:g} s for {what}: {error}", kind) from error
+                waits_for("the engine, which is " + ("full" if isinstance(error, PolicyOverloaded) else "away"))
                 log.debug("%s: asked again in %.1f s: %s", what, backoff_s, error)
                 await self._clock.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
             except PolicyError as error:
                 raise _failure(f"{what}: {type(error).__name__}: {error}") from error
+            else:
+                if backoff_s > FIRST_BACKOFF_S:  # it was waited for; a caller's own wait may go on otherwise
+                    waits_for("")
+                return answer
 
 
 def _failure(cause: str, kind: FailureKind = FailureKind.ENGINE) -> Failure:

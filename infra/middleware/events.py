@@ -1,4 +1,4 @@
-"""Says what happens to each sample in a stage: started, and how it ended.
+"""Says what happens to each sample in a stage: started, what it waits for meanwhile, and how it ended.
 
 The outermost middleware, so that it sees what the others made of a failure. How events reach the log is
 `infra/events.py`; work that is cancelled, by a stop or a rebalance, has no end here: whoever takes it over has. A
@@ -12,7 +12,11 @@ from infra.clock import Clock
 from infra.dead_letter import Death
 from infra.events import EventLog
 from infra.middleware import Call, Job, Middleware, Result
+from infra.waiting import heard_by
 from schemas.telemetry import EventKind, StageEvent
+
+WAITS_EVERY_S = 5.0
+"""What a sample waits for is said at most this often, seconds."""
 
 
 def events(log: EventLog, clock: Clock) -> Middleware:
@@ -23,7 +27,8 @@ def events(log: EventLog, clock: Clock) -> Middleware:
             began = clock.now_ms()
             waited = max(0, began - job.received.record.timestamp_ms)
             log.add(_event(job, EventKind.STARTED, began, waited_ms=waited))
-            result = await call(job)
+            with heard_by(_Waits(log, clock, job)):
+                result = await call(job)
             now = clock.now_ms()
             log.add(_event(job, result.kind, now, took_ms=now - began, detail=result.detail))
             return result
@@ -53,6 +58,26 @@ def dead_event(record: Record, death: Death, at_ms: int) -> StageEvent:
 def _number(text: str) -> int:
     """Return a count that anyone may have written, 0 if it is none."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+
+
+class _Waits:
+    """Says what one job waits for: changes alone, and none but the end of the wait sooner than WAITS_EVERY_S."""
+
+    def __init__(self, log: EventLog, clock: Clock, job: Job) -> None:
+        self._log = log
+        self._clock = clock
+        self._job = job
+        self._said = ""
+        self._again_at = 0.0
+
+    def __call__(self, what: str) -> None:
+        now = self._clock.monotonic()
+        if what == self._said or (what and now < self._again_at):
+            return
+        if what:
+            self._again_at = now + WAITS_EVERY_S
+        self._said = what
+        self._log.add(_event(self._job, EventKind.WAITING, self._clock.now_ms(), detail=what))
 
 
 def _event(

@@ -22,7 +22,7 @@ from infra.errors import ConfigError
 from producers.redrive import Redrive
 from rollmill import output
 from rollmill.graveyard import Line, Wanted, letter_at, letters, newest
-from rollmill.transcript_view import visible
+from rollmill.output import visible
 from schemas import transcript
 from schemas.codec import DecodeError
 from schemas.message import Message

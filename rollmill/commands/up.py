@@ -46,7 +46,7 @@ def command(
     config_path: Path | None,
     overrides: tuple[str, ...],
 ) -> None:
-    """Start broker, ClickHouse, policy, environment host, stages, reaper and sink, and keep them running."""
+    """Start broker, ClickHouse, policy, environment host, stages, reaper, sink and board, and keep them running."""
     set_up_logging("WARNING")
     plan = make_plan(
         data,
@@ -87,5 +87,7 @@ def _say(event: Event) -> None:
 
 def _ready(plan: LocalPlan) -> None:
     output.print_table("ready", ("service", "address"), list(plan.addresses.items()))
+    if "board" not in plan.ports:
+        output.console.print("no live board: pip install 'rollmill[board]'", markup=False)
     output.console.print(f"logs: {plan.run_dir / 'logs'}\nsettings for commands called here: {plan.config_path}")
     output.console.print("next: rollmill publish FILE.jsonl --run RUN; rollmill status; stop with Ctrl-C")

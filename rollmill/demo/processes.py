@@ -21,7 +21,7 @@ from infra.connect import connected
 from infra.inference.vllm import VllmClient
 from rollmill import store
 from rollmill.demo.machine import Conservation, put_weights
-from rollmill.services import MODEL_LIMIT_S, LocalPlan, local_services, make_plan, rollmill
+from rollmill.services import MODEL_LIMIT_S, LocalPlan, local_services, make_plan, rollmill, without
 from rollmill.supervisor import Event, Restart, Service, Supervisor
 from rollmill.supervisor.readiness import at_once, says
 
@@ -67,7 +67,8 @@ class ProcessMachine:
         base = Config().model_copy(update={"bus": bus})
         self._plan = make_plan(folder, base=base, model=model, bootstrap=bootstrap)
         self._own_broker = bootstrap is None
-        services = (*local_services(self._plan), *_training(self._plan, run_toml, run))
+        # Without the live board: the demo watches its run itself, and two cores have enough to do.
+        services = (*without(local_services(self._plan), {"board"}), *_training(self._plan, run_toml, run))
         self._supervisor = Supervisor(
             services, run_dir=self._plan.run_dir, addresses=self._plan.addresses, on_event=say
         )

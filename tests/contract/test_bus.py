@@ -655,6 +655,20 @@ class TestRebalance:
             await receive(member, 1)
 
 
+class TestTime:
+    async def test_offsets_are_found_by_time(self, bus: Bus) -> None:
+        """The first record that is not older; the end where all are."""
+        await fill(bus, "work", 3, partition=1)
+        reader = await bus.read({TopicPartition("work", 1): 0})
+        (first, *_) = await receive(reader, 3)
+        await reader.close()
+
+        assert await bus.offsets_since("work", 0) == {0: 0, 1: 0, 2: 0, 3: 0}
+        assert (await bus.offsets_since("work", first.timestamp_ms))[1] == 0
+        assert await bus.offsets_since("work", first.timestamp_ms + HOUR_MS) == {0: 0, 1: 3, 2: 0, 3: 0}
+        assert (await bus.offsets_since("work", -5))[1] == 0
+
+
 class TestTopics:
     async def test_existing_topics_are_left_alone(self, bus: Bus) -> None:
         """Only what is missing is made, and named."""

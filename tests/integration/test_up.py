@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from rollmill.paths import DATA_DIR, RUN_NAME
+from rollmill.supervisor import running
 from tests.logs import wait_until
 
 pytestmark = pytest.mark.integration
@@ -117,6 +119,34 @@ async def test_the_other_commands_say_how_things_stand(folder):
     assert {"init", "run", "eval"} == {stage["stage"] for stage in last_json(status)["stages"]}
     assert "sums" in {run["run"] for run in last_json(runs)["runs"]}
     assert last_json(shown)["task"]["family"] == "reasoning"
+
+
+async def test_status_shows_the_board_and_does_without_it(folder):
+    """A board that is killed is started again, and meanwhile the same is read from the log; nothing else notices."""
+    path = await ready(folder)
+
+    def source() -> str:
+        return last_json(call(path, "status", "--json"))["source"]
+
+    def instances() -> dict[str, tuple[int, int]]:
+        return {
+            f"{one.service}-{one.instance}": (one.pid, one.lives)
+            for one in running(path / DATA_DIR / RUN_NAME).instances
+        }
+
+    await wait_until(lambda: source() == "board", True, limit_s=120)
+    before = instances()
+    os.kill(before["board-0"][0], signal.SIGKILL)
+    shown = last_json(call(path, "status", "--json"))
+    assert {"init", "run", "eval"} <= {stage["stage"] for stage in shown["stages"]}
+    assert (shown["source"] == "board") == (shown["note"] == "")
+
+    await wait_until(lambda: instances()["board-0"][1] > before["board-0"][1], True, limit_s=120)
+    await wait_until(lambda: source() == "board", True, limit_s=120)
+    after = instances()
+    assert {name: one for name, one in before.items() if name != "board-0"} == {
+        name: one for name, one in after.items() if name != "board-0"
+    }
 
 
 async def test_a_second_up_says_that_the_first_is_running(folder):

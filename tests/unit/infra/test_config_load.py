@@ -147,3 +147,12 @@ def test_overrides_make_the_sections_they_need():
     apply_override(settings, "tasks.payload.size=7")
 
     assert {"tasks": {"payload": {"size": 7}}} == settings
+
+
+@pytest.mark.parametrize("url", ["https://board:1", "http://board", "http://board:x", "board:8020"])
+def test_an_address_of_the_board_has_a_port(url):
+    """It is where the board listens as well."""
+    with pytest.raises(ConfigError, match=r"board\.url.*is no address"):
+        load(overrides=[f"board.url={url}"])
+
+    assert load(overrides=["board.url=http://127.0.0.1:99"]).board.port == 99

@@ -20,10 +20,11 @@ from infra.events import EventLog
 from infra.memory import MemoryBus
 from infra.middleware import Job, Output, Result, compose
 from infra.middleware.deadline import budget, start_by
-from infra.middleware.events import dead_event, events
+from infra.middleware.events import WAITS_EVERY_S, dead_event, events
 from infra.middleware.retry import grade_again, retry, start_again
 from infra.stage import Done, Member, Stage
 from infra.terminal import terminal
+from infra.waiting import waits_for
 from infra.wire import Publisher, Received, unpack
 from infra.worker import Limits
 from schemas import codec
@@ -356,6 +357,39 @@ class TestEvents:
         assert {("test", "g0", 3, 1, "init")} == {
             (event.run, event.group, event.sample, event.attempt, event.stage) for event in (began, ended)
         }
+
+    async def said(self, *steps):
+        """Return what a job's events tell of its waits: (seconds after the start, what) for each."""
+        clock = VirtualClock(now_ms=0)
+        bus = await memory(clock)
+        log = EventLog(Publisher(bus, clock, "init-1"), clock, "init-1")
+
+        async def waits(_):
+            for seconds, what in steps:
+                await clock.advance(seconds)
+                waits_for(what)
+            return Result(EventKind.FINISHED)
+
+        await events(log, clock)(waits)(job(make_task()))
+        waits_for("heard by nobody")
+        await log.flush()
+        (record,) = await read_all(bus, EVENTS)
+        found = (await unpack(EVENTS, record)).message.events
+        assert (EventKind.STARTED, EventKind.FINISHED) == (found[0].kind, found[-1].kind)
+        assert {EventKind.WAITING} >= {event.kind for event in found[1:-1]}
+        return [(event.at_ms / 1000, event.detail) for event in found[1:-1]]
+
+    async def test_what_a_job_waits_for_is_said_when_it_changes_and_when_it_is_over(self):
+        """Saying the same again is free; so is the end of a wait that was never said."""
+        steps = [(0, ""), (1, "a place"), (1, "a place"), (1, ""), (1, "")]
+
+        assert [(1, "a place"), (3, "")] == await self.said(*steps)
+
+    async def test_waits_are_said_at_most_every_few_seconds(self):
+        """A stage that hurries from wait to wait does not flood the log; the end of what was said is."""
+        steps = [(1, "a"), (1, "b"), (1, ""), (1, "c"), (WAITS_EVERY_S, "d"), (1, "e")]
+
+        assert [(1, "a"), (3, ""), (9, "d")] == await self.said(*steps)
 
 
 class TestDeadEvent:

@@ -12,6 +12,7 @@ from infra.errors import Failure
 from infra.inference.base import BadReply, PolicyOverloaded, PolicyRefused, PolicyUnreachable
 from infra.inference.patient import PatientPolicy
 from infra.inference.scripted import ScriptedPolicy
+from infra.waiting import heard_by
 from schemas.outcome import Boundary, FailureKind
 from schemas.transcript import Sampling
 
@@ -179,3 +180,57 @@ async def test_after_an_engine_was_away_it_is_asked_again_what_it_serves(clock):
     await after(clock, 5, generate(policy))
 
     assert ("another", 0) == ((await policy.info()).tokenizer_digest, (await policy.info()).version)
+
+
+class TestWhatIsWaitedFor:
+    """It is said on behalf of the episode, so that whoever looks sees it."""
+
+    async def heard(self, clock, work, seconds=10):
+        said = []
+        with heard_by(said.append):
+            await after(clock, seconds, work)
+        return [what for what, last in zip(said, [None, *said], strict=False) if what != last]
+
+    async def test_a_version_that_is_not_there_yet(self, clock):
+        """Until it is; an engine that has it is not waited for."""
+        engine = Engine(version=3)
+        policy = PatientPolicy(engine, clock)
+
+        async def hand_over():
+            await clock.sleep(3)
+            engine.serve(4)
+
+        assert [""] == await self.heard(clock, policy.info(3), seconds=0)
+        waited, _ = await asyncio.gather(self.heard(clock, policy.info(4)), hand_over())
+        assert ["policy version >= 4", ""] == waited
+
+    async def test_an_engine_that_is_full_or_away(self, clock):
+        """In the order in which it was found so."""
+        engine = Engine()
+        engine.fail_next(PolicyOverloaded("429"), PolicyUnreachable("gone"))
+
+        assert ["the engine, which is full", "the engine, which is away", ""] == await self.heard(
+            clock, generate(PatientPolicy(engine, clock))
+        )
+
+    async def test_an_answer_that_comes_at_once_is_not_waited_for(self, clock):
+        """Nothing is said, turn after turn."""
+        assert [] == await self.heard(clock, generate(PatientPolicy(Engine(), clock)))
+
+    async def test_whoever_queues_behind_the_question_of_another_says_so_too(self, clock):
+        """One asks for all; all wait."""
+        engine = Engine(version=3, clock=clock)
+        engine.silent_s = 5.0
+        policy = PatientPolicy(engine, clock)
+        said = {"first": [], "second": []}
+
+        async def ask(name):
+            with heard_by(said[name].append):
+                await policy.info(3)
+
+        asking = [asyncio.create_task(ask(name)) for name in said]
+        await settle()
+        await clock.advance(6)
+        await asyncio.wait_for(asyncio.gather(*asking), 30)
+
+        assert {"first": [""], "second": ["policy version >= 3", ""]} == said

@@ -5,9 +5,11 @@ import pytest
 
 from infra.config import BusConfig, ClickHouseConfig, Config, StageConfig, load
 from infra.envhost.address import Address
+from rollmill import services as services_module
 from rollmill.cli import COMMANDS
 from rollmill.services import local_services, make_plan
 from rollmill.supervisor import Restart, Supervisor
+from rollmill.supervisor.readiness import at_once
 
 
 def test_the_services_can_be_started_in_an_order(tmp_path):
@@ -16,9 +18,9 @@ def test_the_services_can_be_started_in_an_order(tmp_path):
     Supervisor(services, run_dir=tmp_path)
 
     assert {service.name for service in services} == {
-        *("broker", "topics", "clickhouse", "sink", "policy", "envhost", "init", "run", "eval", "reaper"),
+        *("broker", "topics", "clickhouse", "sink", "policy", "envhost", "init", "run", "eval", "reaper", "board"),
     }
-    log_users = {"sink", "init", "run", "eval", "reaper"}
+    log_users = {"sink", "init", "run", "eval", "reaper", "board"}
     assert all("topics" in service.after for service in services if service.name in log_users)
 
 
@@ -40,6 +42,25 @@ def test_what_runs_elsewhere_is_not_started_and_not_waited_for(tmp_path):
     assert not {"broker", "policy", "clickhouse"} & {service.name for service in services}
     assert not {"broker", "policy", "clickhouse"} & {name for service in services for name in service.after}
     Supervisor(services, run_dir=tmp_path)
+
+
+def test_nothing_depends_on_the_board(tmp_path):
+    """Nobody waits for it, not even `up` itself; its end is no end of anything else."""
+    services = {service.name: service for service in local_services(make_plan(tmp_path))}
+
+    assert not [service.name for service in services.values() if "board" in service.after]
+    assert at_once().what == services["board"].ready.what
+    assert (Restart.ALWAYS, None) == (services["board"].restart, services["board"].give_up_after)
+
+
+def test_without_faust_there_is_no_board(tmp_path, monkeypatch):
+    """It is an extra; everything else runs as ever."""
+    with_board = {service.name for service in local_services(make_plan(tmp_path))}
+    monkeypatch.setattr(services_module, "find_spec", lambda _: None)
+    plan = make_plan(tmp_path)
+
+    assert {"board"} == with_board - {service.name for service in local_services(plan)}
+    assert "board" not in plan.addresses
 
 
 def test_the_written_configuration_is_read_back_as_it_was(tmp_path):

@@ -128,6 +128,7 @@ async def test_samples_are_in_flight_from_their_start_to_their_end(run):
     await run.event(EventKind.STARTED)
     await run.event(EventKind.STARTED, sample=1)
     await run.event(EventKind.RETRIED, sample=1)
+    await run.event(EventKind.WAITING)
     await run.event(EventKind.STARTED, run="other", sample=2)
 
     assert {"run": 1} == {stage: count for stage, count in run.state.in_flight.items() if count}
