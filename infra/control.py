@@ -18,7 +18,7 @@ from infra.clock import Clock, wait_for
 from infra.errors import WaitTimeout
 from infra.wire import unpack
 from schemas.codec import DecodeError
-from schemas.control import Control, Credit, Cursor, PolicyVersion
+from schemas.control import Breaker, Control, Credit, Cursor, PolicyVersion
 from schemas.topics import CONTROL
 
 log = logging.getLogger(__name__)
@@ -131,5 +131,7 @@ def _older(new: Control, known: Control | None) -> bool:
             return (new.epoch, new.version) < (known.epoch, known.version)
         case Cursor(), Cursor():
             return new.admitted < known.admitted
+        case Breaker(), Breaker():
+            return (new.open_ms, new.at_ms) < (known.open_ms, known.at_ms)
         case _:
             return False

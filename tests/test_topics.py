@@ -38,7 +38,7 @@ SERVICES = {
     "sink": ("infra.clickhouse.sink",),
     "policy": ("infra.inference.sync",),
     "redrive": ("producers.redrive", "rollmill.graveyard"),
-    "status": ("rollmill.watch", "rollmill.lag", "rollmill.recent", "rollmill.commands.runs"),
+    "status": ("rollmill.watch", "rollmill.lag", "rollmill.recent", "rollmill.breakers", "rollmill.commands.runs"),
 }
 """Service, as the table names it -> the modules that are it."""
 

@@ -1,6 +1,6 @@
-"""`rollmill status`: lag of every stage, what is in flight, and the oldest work of each stage.
+"""`rollmill status`: lag of every stage, what is in flight, the oldest work of each stage, and what stands still.
 
-Reads lag from the broker and the latest `events`; it needs no other service to be alive.
+Reads lag from the broker, the latest `events` and `control`; it needs no other service to be alive.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from infra.clock import SystemClock
 from infra.config import Config
 from infra.connect import connected
 from rollmill import output
+from rollmill.breakers import Standstill, standstills
 from rollmill.lag import stage_lags
 from rollmill.recent import recent_work
 
@@ -30,6 +31,7 @@ async def _status(config: Config) -> dict[str, Any]:
     async with connected(config.bus, client="status") as bus:
         lags = await stage_lags(bus)
         work = await recent_work(bus, clock)
+        still = await standstills(bus, clock)
     return {
         "stages": [
             {
@@ -43,11 +45,14 @@ async def _status(config: Config) -> dict[str, Any]:
             }
             for lag in lags
         ],
+        "paused": [one.as_dict() for one in still],
         "window_s": work.window_s,
     }
 
 
 def _show(result: dict[str, Any]) -> None:
+    for paused in result["paused"]:
+        click.echo(str(Standstill(**paused)))
     rows = [
         (
             stage["stage"],
