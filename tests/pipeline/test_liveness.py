@@ -6,7 +6,7 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
-from synthetic_run import run_config
+from synthetic_run import failure, memory_bus, run_config, task
 
 from infra.clock import SystemClock
 from infra.config import Config, PolicyConfig, StageConfig
@@ -265,3 +265,17 @@ async def test_failures_of_samples_cost_no_group_and_the_waste_is_measured(model
         assert (STEPS, [], {Completed}) == (result.steps, dropped, {type(one.outcome) for one in trajectories})
         assert wasted
         assert len(wasted) == sum(one.task.attempt for one in trajectories), "one attempt each, and nothing beside it"
+
+
+async def test_a_run_whose_samples_all_fail_ends_with_that_cause_and_makes_no_empty_step(model, tmp_path):
+    """Nothing to train on is said as what it is: not a step, and not a task that is too hard."""
+    bus = await memory_bus()
+    publisher = Publisher(bus, SystemClock(), "test")
+    for number in range(5):
+        for sample in range(3):
+            await publisher.publish(TRAJECTORIES, failure(task(number, sample)))
+    async with asyncio.timeout(LIMIT_S):
+        result = await loop.run(run_config(tmp_path, model, stop={"max_dropped": 5}), bus, SystemClock())
+
+    assert result.steps == 0
+    assert "5 groups dropped without a step (5 incomplete): samples do not complete" in result.reason

@@ -105,8 +105,8 @@ async def test_an_engine_that_is_overloaded_is_not_away(world):
     await world.probe_for(WAIT_S + 5)
 
     assert not world.guard.open
-    assert FailureKind.INFRASTRUCTURE is not waiting.exception().kind
     assert isinstance(waiting.exception(), Failure)
+    assert FailureKind.RATE_LIMIT is waiting.exception().kind
 
 
 async def test_an_outage_that_outlasts_its_limit_is_left_to_the_stages_budget(world):
