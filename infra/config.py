@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from infra.breaker import BreakerLimits
 from infra.errors import ConfigError
 from infra.worker import Limits
 from schemas.topics import DEFAULT_PREFIX
@@ -112,6 +113,20 @@ class StageConfig(Section):
         return Limits(max_in_flight=self.max_in_flight, max_bytes=self.max_bytes, drain_s=self.drain_s)
 
 
+class BreakerConfig(Section):
+    """When INIT and RUN hold that a service is away, and stand still."""
+
+    failures: int = Field(3, gt=0, description="Calls that reach nobody, in a row, until a service is away.")
+    failing_s: float = Field(2.0, ge=0, description="From the first to the last of them at least, seconds.")
+    first_pause_s: float = Field(1.0, gt=0, description="Before it is asked whether it is back; doubles each time.")
+    longest_pause_s: float = Field(5.0, gt=0, description="Longest such pause, seconds.")
+    longest_s: float = Field(1800.0, ge=0, description="Budgets and deadlines wait this long for one outage, seconds.")
+
+    def limits(self) -> BreakerLimits:
+        """Return the limits of each breaker."""
+        return BreakerLimits(**self.model_dump())
+
+
 class Config(Section):
     """All settings of the services on one machine."""
 
@@ -120,6 +135,7 @@ class Config(Section):
     envhost: EnvHostConfig = EnvHostConfig()
     clickhouse: ClickHouseConfig = ClickHouseConfig()
     board: BoardConfig = BoardConfig()
+    breaker: BreakerConfig = BreakerConfig()
     init: StageConfig = StageConfig()
     run: StageConfig = StageConfig()
     eval: StageConfig = StageConfig(max_in_flight=32)

@@ -19,7 +19,7 @@ from infra.clock import Clock, wait_for
 from infra.errors import WaitTimeout
 from infra.wire import unpack
 from schemas.codec import DecodeError
-from schemas.control import Control, Credit, Cursor, PolicyVersion, RunManifest
+from schemas.control import Breaker, Control, Credit, Cursor, PolicyVersion, RunManifest
 from schemas.topics import CONTROL
 
 log = logging.getLogger(__name__)
@@ -154,5 +154,7 @@ def _older(new: Control, known: Control | None) -> bool:
             return new.admitted < known.admitted
         case RunManifest(), RunManifest():
             return True
+        case Breaker(), Breaker():
+            return (new.open_ms, new.at_ms) < (known.open_ms, known.at_ms)
         case _:
             return False

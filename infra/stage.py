@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from infra.bus import Bus, TopicPartition
 from infra.clock import Clock
@@ -19,13 +19,13 @@ from infra.errors import ConfigError, Failure, TooLarge
 from infra.events import EventLog
 from infra.isolation import Alone, isolation
 from infra.middleware import Call, Job, Middleware, Output, Result, Settle, compose
-from infra.middleware.deadline import budget, start_by
+from infra.middleware.deadline import budget, never, start_by
 from infra.middleware.events import dead_event, events
 from infra.middleware.retry import Repeat, retry, start_again
 from infra.reading import read_between
 from infra.vitals import Vitals
 from infra.wire import Packed, Publisher, first_failed_of
-from infra.worker import Limits, Worker
+from infra.worker import Limits, Worker, always
 from schemas.message import Message
 from schemas.outcome import Boundary, FailureKind
 from schemas.telemetry import EventKind
@@ -80,6 +80,22 @@ class Stage(Generic[In, Out]):
         return compose(handled, *around)
 
 
+class Outages(Protocol):
+    """The services that a stage needs, as far as they are away; `infra/guard.py` is one."""
+
+    def ready(self) -> bool:
+        """Tell whether new work may be begun."""
+        ...
+
+    def still_s(self) -> float:
+        """Return for how long work could not be done so far, seconds; it never shrinks."""
+        ...
+
+    async def run(self) -> None:
+        """Find out when services are back, until cancelled."""
+        ...
+
+
 class Member:
     """One member of a stage's consumer group."""
 
@@ -93,6 +109,7 @@ class Member:
         limits: Limits | None = None,
         first: bool = False,
         alone: Alone | None = None,
+        outages: Outages | None = None,
     ) -> None:
         """Build a member.
 
@@ -104,6 +121,7 @@ class Member:
             limits: bounds of the worker.
             first: the stage starts tasks, so it is the one that checks `start_by_ms`.
             alone: runs a record in a process of its own; without it suspects run as all others do.
+            outages: what the stage needs besides the log; without it nothing is taken to be away.
         """
         self._bus = bus
         self._clock = clock
@@ -111,8 +129,9 @@ class Member:
         publisher = Publisher(bus, clock, worker)
         self._events = EventLog(publisher, clock, worker)
         starts = (start_by(clock),) if first else ()
-        retries = retry(clock, stage.repeat)
-        around = (isolation(alone), events(self._events, clock), *starts, retries, budget(stage.name))
+        retries, limit = retry(clock, stage.repeat), budget(stage.name, outages.still_s if outages else never)
+        around = (isolation(alone), events(self._events, clock), *starts, retries, limit)
+        self._outages = outages
         self._vitals = Vitals(publisher, clock, stage=stage.name, worker=worker, gauges=self._gauges)
         self._worker = Worker(
             bus=bus,
@@ -123,6 +142,7 @@ class Member:
             publisher=publisher,
             limits=limits or Limits(),
             on_dead=lambda record, death: self._events.add(dead_event(record, death, clock.now_ms())),
+            ready=outages.ready if outages else always,
         )
 
     def stop(self) -> None:
@@ -151,9 +171,23 @@ class Member:
     async def _reported(self, work: Coroutine[None, None, None]) -> None:
         reporting = [asyncio.create_task(self._events.run()), asyncio.create_task(self._vitals.run())]
         try:
-            await work
+            await self._guarded(work)
         finally:
             for task in reporting:
                 task.cancel()
             await asyncio.gather(*reporting, return_exceptions=True)
             await self._events.flush()
+
+    async def _guarded(self, work: Coroutine[None, None, None]) -> None:
+        """Work while outages are looked after: should that break, nothing would ever be taken again."""
+        if self._outages is None:
+            await work
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                looking = group.create_task(self._outages.run())
+                await work
+                looking.cancel()
+        except BaseExceptionGroup as several:
+            # One of the two raised and the other was cancelled for it; if both did, the first tells why.
+            raise several.exceptions[0] from several.exceptions[0].__cause__

@@ -9,6 +9,7 @@ Promises:
   here, and what they already published is arbitrated like any record;
 - after an assignment the first records are started only once the log knows that they were: a record that kills its
   worker is known by that, and runs alone (`isolation.py`);
+- while a service that the stage needs is away nothing new is taken, and the membership lives on;
 - a record of a retry tier that is not due yet holds up its own partition and nothing else, and takes no place;
 - a record that cannot be read, or not be passed on, goes to `dead` and the stream goes on;
 - when the log itself is away for longer than its limit the worker ends with a BusError: whoever supervises it starts
@@ -63,6 +64,11 @@ class Limits:
     """Jobs may finish this long after a stop is asked for, seconds; the rest is handed back."""
 
 
+def always() -> bool:
+    """Tell that new work may be taken: for a stage that needs nothing but the log."""
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class _Work:
     """A record in flight, under the ownership that it was handed out in: after a rebalance it may be another's."""
@@ -90,6 +96,7 @@ class Worker:
         publisher: Publisher,
         limits: Limits,
         on_dead: Callable[[Record, Death], None],
+        ready: Callable[[], bool] = always,
     ) -> None:
         self._bus = bus
         self._clock = clock
@@ -99,6 +106,7 @@ class Worker:
         self._publisher = publisher
         self._limits = limits
         self._on_dead = on_dead
+        self._ready = ready
         self._progress: dict[TopicPartition, Progress] = {}
         self._committed: dict[TopicPartition, Committed] = {}
         self._fresh: set[TopicPartition] = set()
@@ -158,13 +166,14 @@ class Worker:
     async def _take_work(self, consumer: Consumer) -> None:
         while not self._stopping.is_set():
             room = self._limits.max_in_flight - len(self._jobs)
-            if room <= 0 or self._bytes >= self._limits.max_bytes:
+            if room <= 0 or self._bytes >= self._limits.max_bytes or not self._ready():
                 await self._wait_for_slot(self._limits.poll_s)
                 await consumer.poll(0, 0.0)
                 continue
             if not self._waiting:
                 self._waiting.extend(await consumer.poll(room, self._limits.poll_s, without=self._shut()))
-            await self._start(consumer, await self._admit(consumer))
+            if self._ready():  # what came meanwhile waits
+                await self._start(consumer, await self._admit(consumer))
 
     async def _wait_for_slot(self, seconds: float) -> None:
         self._slot_free.clear()

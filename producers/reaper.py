@@ -1,7 +1,8 @@
 """Every admitted sample gets a terminal record: what has none when its time is up is expired here.
 
 Reads `tasks` and `trajectories` from the start and keeps the samples in between. A sample's time is up at `reap_at`:
-its `start_by` plus all stage budgets plus a grace, so nothing that still may end by itself is reaped. Two reapers, or
+its `start_by` plus all stage budgets plus a grace, so nothing that still may end by itself is reaped; the time since
+its task was published during which a stage stood still, because a service was away, is added to that. Two reapers, or
 a reaper and a late worker, may both write a terminal record; the first one in the log counts. All liveness rests on
 this service: it needs no stage, host or engine to be alive.
 """
@@ -11,14 +12,18 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from infra.bus import Bus, Reader, Record, TopicPartition
 from infra.clock import Clock
+from infra.control import ControlView
 from infra.middleware.deadline import GRACE_S, reap_at_ms
+from infra.outages import away_ms
 from infra.terminal import terminal
 from infra.wire import Publisher, unpack
 from schemas.codec import DecodeError
+from schemas.control import Breaker
 from schemas.messages import SampleId, Task
 from schemas.outcome import Expired
 from schemas.topics import TASKS, TRAJECTORIES, Topic
@@ -32,6 +37,15 @@ BATCH = 1_000
 """Most records of one poll."""
 
 
+Away = Callable[[int], int]
+"""Time since a moment, milliseconds since the epoch, during which stages stood still, in milliseconds."""
+
+
+def never(_: int) -> int:
+    """Tell that no stage stood still."""
+    return 0
+
+
 class OpenSamples:
     """Admitted samples without a terminal record, ordered by when they are given up. Pure.
 
@@ -41,6 +55,7 @@ class OpenSamples:
 
     def __init__(self) -> None:
         self._open: dict[SampleId, Task] = {}
+        self._published: dict[SampleId, int] = {}
         self._ended: set[SampleId] = set()
         self._due: list[tuple[int, SampleId]] = []
         self._forget: list[tuple[int, SampleId]] = []
@@ -53,11 +68,12 @@ class OpenSamples:
         """Ended samples that are still remembered."""
         return len(self._ended)
 
-    def admit(self, task: Task) -> None:
+    def admit(self, task: Task, published_ms: int = 0) -> None:
         """Take a task; one that was published again, or has ended, changes nothing."""
         if task.id in self._open or task.id in self._ended:
             return
         self._open[task.id] = task
+        self._published[task.id] = published_ms
         heapq.heappush(self._due, (reap_at_ms(task), task.id))
 
     def end(self, task: Task) -> None:
@@ -66,14 +82,20 @@ class OpenSamples:
             heapq.heappush(self._forget, (reap_at_ms(task), task.id))
         self._ended.add(task.id)
         self._open.pop(task.id, None)
+        self._published.pop(task.id, None)
 
-    def overdue(self, now_ms: int) -> list[Task]:
+    def overdue(self, now_ms: int, away: Away = never) -> list[Task]:
         """Return the samples to give up; they stay open until their terminal record is read."""
         found = []
         while self._due and self._due[0][0] <= now_ms:
             _, sample = heapq.heappop(self._due)
-            if sample in self._open:
+            if sample not in self._open:
+                continue
+            due_ms = reap_at_ms(self._open[sample]) + away(self._published[sample])
+            if due_ms <= now_ms:
                 found.append(self._open[sample])
+            else:
+                heapq.heappush(self._due, (due_ms, sample))
         while self._forget and self._forget[0][0] <= now_ms:
             self._ended.discard(heapq.heappop(self._forget)[1])
         return found
@@ -87,9 +109,14 @@ class Reaper:
         self._clock = clock
         self._publisher = Publisher(bus, clock, "reaper")
         self._samples = OpenSamples()
+        self._control = ControlView(bus, clock)
 
     async def run(self) -> None:
-        """Reap until cancelled."""
+        """Reap until cancelled; ends with the error of the reader of `control`, should that break."""
+        async with self._control.following():
+            await self._work()
+
+    async def _work(self) -> None:
         tasks, trajectories = await self._from_start(TASKS), await self._from_start(TRAJECTORIES)
         try:
             await self._catch_up(TRAJECTORIES, trajectories)
@@ -102,7 +129,8 @@ class Reaper:
 
     async def reap(self) -> int:
         """Publish `expired` for every overdue sample and return their number."""
-        overdue = self._samples.overdue(self._clock.now_ms())
+        now_ms, breakers = self._clock.now_ms(), self._control.all(Breaker)
+        overdue = self._samples.overdue(now_ms, lambda since_ms: away_ms(breakers, since_ms, now_ms))
         for task in overdue:
             cause = f"no outcome {GRACE_S:g} s after its start limit and all stage budgets"
             await self._publisher.publish(TRAJECTORIES, terminal(task, Expired(cause=cause), "reaper"))
@@ -129,6 +157,6 @@ class Reaper:
 
     async def _take(self, record: Record) -> None:
         if record.topic == TASKS.name:
-            self._samples.admit((await unpack(TASKS, record, self._bus)).message)
+            self._samples.admit((await unpack(TASKS, record, self._bus)).message, record.timestamp_ms)
         else:
             self._samples.end((await unpack(TRAJECTORIES, record, self._bus)).message.task)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from schemas.message import Message
+from schemas.message import Message, Part
 from schemas.messages import Budgets
 from schemas.transcript import Sampling
 
@@ -107,10 +107,44 @@ class Cancel(Message, frozen=True, kw_only=True, tag="rollmill.cancel"):
     """Who or what withdrew it."""
 
 
-Control = RunManifest | Credit | Cursor | FeederStarted | PolicyVersion | Cancel
+class Outage(Part, frozen=True, kw_only=True):
+    """A time during which a worker could not reach a service."""
+
+    since_ms: int
+    """The first call that failed, milliseconds since the epoch."""
+    until_ms: int
+    """Its end, or as far as it lasts and counts, milliseconds since the epoch."""
 
 
-def control_key(record: Control) -> str:
+class Breaker(Message, frozen=True, kw_only=True, tag="rollmill.breaker"):
+    """What one worker finds of a service: key `breaker/<service>/<address>/<stage>/<worker>`, written by it alone."""
+
+    service: str
+    """What is called: `policy` or `envhost`."""
+    address: str
+    """Where it is."""
+    stage: str
+    """What the worker does."""
+    worker: str
+    """Who finds so."""
+    open: bool
+    """The service is away: the worker does not call it."""
+    since_ms: int
+    """When the last outage began, milliseconds since the epoch."""
+    open_ms: int
+    """Open time of all outages together (cumulative)."""
+    outages: tuple[Outage, ...] = ()
+    """The last outages, oldest first; the one that goes on is the last of them."""
+    cause: str = ""
+    """What the last call said, while the breaker is open."""
+    at_ms: int
+    """When this was written, milliseconds since the epoch; every few seconds while the breaker is open."""
+
+
+Control = RunManifest | Credit | Cursor | FeederStarted | PolicyVersion | Cancel | Breaker
+
+
+def control_key(record: Control) -> str:  # noqa: PLR0911 - one line for each kind
     """Return the compaction key of a control record."""
     match record:
         case RunManifest():
@@ -125,3 +159,5 @@ def control_key(record: Control) -> str:
             return f"policy/{record.run}"
         case Cancel():
             return f"cancel/{record.target}"
+        case Breaker():
+            return f"breaker/{record.service}/{record.address}/{record.stage}/{record.worker}"

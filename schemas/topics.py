@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from schemas.control import Cancel, Control, Credit, Cursor, FeederStarted, PolicyVersion, RunManifest
+from schemas.control import Breaker, Cancel, Control, Credit, Cursor, FeederStarted, PolicyVersion, RunManifest
 from schemas.decisions import Decision, GroupDropped, RunEnded, StepDecided, TrainerStarted, VersionPublished
 from schemas.limits import BATCH_BYTES
 from schemas.message import Message
@@ -221,11 +221,11 @@ METRICS: Topic[Metrics] = Topic(
 )
 CONTROL: Topic[Control] = Topic(
     name="control",
-    carries=(RunManifest, Credit, Cursor, FeederStarted, PolicyVersion, Cancel),
+    carries=(RunManifest, Credit, Cursor, FeederStarted, PolicyVersion, Cancel, Breaker),
     partitions=1,
     spread=Spread.SINGLE,
-    producers=("producer", "feeder", "trainer"),
-    consumers=("producer", "feeder", "policy", "status", "redrive"),
+    producers=("producer", "feeder", "trainer", "init", "run"),
+    consumers=("producer", "feeder", "policy", "status", "redrive", "reaper"),
     retention_ms=None,
 )
 DEAD: Topic[Opaque] = Topic(

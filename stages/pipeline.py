@@ -15,9 +15,12 @@ from infra.bus import Bus
 from infra.clock import Clock
 from infra.config import Config
 from infra.envhost.local import LocalEnvHost
+from infra.envhost.patient import PatientHosts
+from infra.guard import Guards
 from infra.inference.base import PolicyClient
-from infra.inference.patient import PatientPolicy
+from infra.inference.patient import patient_policy
 from infra.stage import Member
+from infra.wire import Publisher
 from stages.eval.stage import grade
 from stages.init.stage import InitStage
 from stages.run.render import Renderer
@@ -41,9 +44,15 @@ class Pipeline:
     """All three stages on one event loop."""
 
     def __init__(self, bus: Bus, clock: Clock, config: Config, outside: Outside, *, worker: str = "pipeline") -> None:
+        limits, publisher = config.breaker.limits(), Publisher(bus, clock, worker)
+        for_init = Guards(publisher, clock, stage="init", worker=worker, limits=limits)
+        for_run = Guards(publisher, clock, stage="run", worker=worker, limits=limits)
+        init = InitStage(
+            PatientHosts(outside.host, clock, for_init).at(outside.host.address), outage_s=config.breaker.longest_s
+        )
         run = RunStage(
-            hosts=outside.host,
-            policy=PatientPolicy(outside.policy, clock, wait_s=config.policy.wait_s),
+            hosts=PatientHosts(outside.host, clock, for_run),
+            policy=patient_policy(outside.policy, config.policy.url, clock, for_run, wait_s=config.policy.wait_s),
             renderer=outside.renderer,
             clock=clock,
             worker=worker,
@@ -51,14 +60,15 @@ class Pipeline:
         )
         self._members = [
             Member(
-                init_stage(InitStage(outside.host).handle),
+                init_stage(init.handle),
                 bus,
                 clock,
                 worker=worker,
                 limits=config.init.limits(),
                 first=True,
+                outages=for_init,
             ),
-            Member(run_stage(run.handle), bus, clock, worker=worker, limits=config.run.limits()),
+            Member(run_stage(run.handle), bus, clock, worker=worker, limits=config.run.limits(), outages=for_run),
             Member(eval_stage(grade), bus, clock, worker=worker, limits=config.eval.limits()),
         ]
 

@@ -20,9 +20,11 @@ from infra.clock import Clock, SystemClock
 from infra.config import Config, load
 from infra.connect import connected
 from infra.errors import BusError
+from infra.guard import Guards
 from infra.isolation import LOG_AWAY, Alone, ChildProcess
 from infra.service import run_service, set_up_logging, until_stopped, worker_name
-from infra.stage import In, Member, Out, Stage
+from infra.stage import In, Member, Out, Outages, Stage
+from infra.wire import Publisher
 from infra.worker import Limits
 
 
@@ -41,9 +43,26 @@ class Surroundings:
     alone: Alone | None
     """Runs a record in a process of its own; None in such a process."""
 
-    def member(self, stage: Stage[In, Out], limits: Limits, *, first: bool = False) -> Member:
-        """Return a member of a stage's group; `first` as for `infra.stage.Member`."""
-        return Member(stage, self.bus, self.clock, worker=self.worker, limits=limits, first=first, alone=self.alone)
+    def member(
+        self, stage: Stage[In, Out], limits: Limits, *, first: bool = False, outages: Outages | None = None
+    ) -> Member:
+        """Return a member of a stage's group; `first` and `outages` as for `infra.stage.Member`."""
+        return Member(
+            stage,
+            self.bus,
+            self.clock,
+            worker=self.worker,
+            limits=limits,
+            first=first,
+            alone=self.alone,
+            outages=outages,
+        )
+
+
+def guards_of(around: Surroundings, stage: str) -> Guards:
+    """Return the guards of what a stage's process calls."""
+    publisher = Publisher(around.bus, around.clock, around.worker)
+    return Guards(publisher, around.clock, stage=stage, worker=around.worker, limits=around.config.breaker.limits())
 
 
 MakeMember = Callable[[Surroundings], AbstractAsyncContextManager[Member]]

@@ -39,7 +39,7 @@ SERVICES = {
     "policy": ("infra.inference.sync",),
     "redrive": ("producers.redrive", "rollmill.graveyard"),
     "board": ("infra.board.app",),
-    "status": ("rollmill.watch", "rollmill.lag", "rollmill.standing", "rollmill.commands.runs"),
+    "status": ("rollmill.watch", "rollmill.lag", "rollmill.standing", "rollmill.breakers", "rollmill.commands.runs"),
 }
 """Service, as the table names it -> the modules that are it."""
 

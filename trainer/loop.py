@@ -267,7 +267,7 @@ class Trainer:
             if success >= limits.success:
                 return f"success {success:.3f} over {len(recent)} groups"
         if self._meter.dropped_in_a_row >= limits.max_dropped:
-            return f"{limits.max_dropped} groups dropped without a step: the task is too easy or too hard"
+            return self._meter.why_no_step()
         if limits.time_limit_s is not None and may_end and self._clock.monotonic() - began >= limits.time_limit_s:
             return f"time limit of {limits.time_limit_s:.0f} s"
         return "stopped" if stop.is_set() else None

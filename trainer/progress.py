@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 
 from infra.clock import Clock
+from schemas.decisions import DropReason
 from schemas.telemetry import MetricPoint, Metrics
 from trainer.groups import Dropped, Step
 from trainer.learner import StepMetrics
@@ -77,6 +78,17 @@ class Meter:
     def dropped_in_a_row(self) -> int:
         """Groups dropped since the last step."""
         return sum(self._dropped_since.values())
+
+    def why_no_step(self) -> str:
+        """Say what became of the groups since the last step, and what that means."""
+        reasons = ", ".join(f"{count} {reason}" for reason, count in self._dropped_since.most_common())
+        broken = self._dropped_since.most_common(1)[0][0] == DropReason.INCOMPLETE.value
+        meaning = (
+            "samples do not complete for reasons of the system; see the causes of their outcomes"
+            if broken
+            else "the task is too easy or too hard"
+        )
+        return f"{self.dropped_in_a_row} groups dropped without a step ({reasons}): {meaning}"
 
     def idle(self, seconds: float) -> None:
         """Count time in which nothing was there to read."""

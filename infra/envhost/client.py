@@ -2,10 +2,11 @@
 
 What every `EnvHostClient` promises: whatever is the system's fault is a `Failure` at the boundary `environment`, ready
 to become a record (a lost lease, a host that does not answer, an environment that raised, a bad payload); `Fenced` is
-raised when another worker took over, which is nobody's failure: drop the work, publish nothing. Nothing but `create`
-is ever repeated here: a step whose answer was lost may have been carried out. Every wait has a limit.
+raised when another worker took over, which is nobody's failure: drop the work, publish nothing. Nothing is ever
+repeated here: a step whose answer was lost may have been carried out. Every wait has a limit.
 
-`local.py` is the twin without a socket; both pass `tests/contract/test_envhost.py`.
+`local.py` is the twin without a socket; both pass `tests/contract/test_envhost.py`. `patient.py` waits for a host that
+is away.
 """
 
 from __future__ import annotations
@@ -62,13 +63,20 @@ class ClientLimits:
     idle_s: float = 30.0
     """An unused connection is kept this long, seconds: less than the host keeps it."""
     again_s: float = 0.5
-    """Between two attempts to reach a host that is down, seconds."""
+    """A full host is not asked again so shortly before the end of the wait, seconds."""
     reply_bytes: int = 16 * 1024 * 1024
     """Largest answer that is read, bytes."""
 
 
 class Unreachable(ServiceError):
     """The host did not take the call or did not answer it."""
+
+
+class HostAway(Failure):
+    """Nobody answered at the host's address; whether the call was carried out is not known."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(FailureKind.INFRASTRUCTURE, Boundary.ENVIRONMENT, cause)
 
 
 class EnvHostClient(Protocol):
@@ -80,7 +88,7 @@ class EnvHostClient(Protocol):
         ...
 
     async def create(self, request: Create) -> Created | Closed:
-        """Build and reset an environment; waits for a free place and for a host that is down.
+        """Build and reset an environment; waits for a free place.
 
         `Closed`: an output of this very attempt is in the log, commit without another one.
         """
@@ -158,8 +166,7 @@ class HttpEnvHost:
 
     async def create(self, request: Create) -> Created | Closed:
         """Build and reset an environment."""
-        # Waiting is not failing: neither a full host nor one that restarts costs the sample an attempt, until the
-        # caller's own limit. A create whose answer was lost gives the same lease when repeated.
+        # Waiting is not failing: a full host costs the sample no attempt, until the caller's own limit.
         async with waiting(self._clock, f"an environment on {self.address}") as wait:
             return await self._create(request, wait)
 
@@ -171,13 +178,12 @@ class HttpEnvHost:
                 answer: Created | Closed = await self._post("create", msgspec.structs.replace(request, wait_s=left))
             except BadRequest as error:
                 raise _failure(str(error)) from error
-            except (HostFull, Unreachable) as error:
+            except Unreachable as error:
+                raise HostAway(str(error)) from error
+            except HostFull as error:
                 if self._clock.monotonic() + self._limits.again_s >= until:
                     raise _failure(f"no environment within {request.wait_s:g} s: {error}") from error
-                full = isinstance(error, HostFull)
-                wait.what = f"{'a place on' if full else 'the answer of'} the environment host at {self.address}"
-                if not full:
-                    await self._clock.sleep(self._limits.again_s)
+                wait.what = f"a place on the environment host at {self.address}"
             else:
                 return answer
 
@@ -213,8 +219,11 @@ class HttpEnvHost:
         try:
             body = await self._exchange("GET", "health", None)
         except Unreachable as error:
-            raise _failure(str(error)) from error
-        return msgspec.json.decode(body, type=Counts, strict=False)
+            raise HostAway(str(error)) from error
+        try:
+            return msgspec.json.decode(body, type=Counts, strict=False)
+        except msgspec.DecodeError as error:
+            raise HostAway(f"{self.address} answered health with nonsense ({error}): {body[:200]!r}") from error
 
     async def disconnect(self) -> None:
         """Give up connections."""
@@ -233,7 +242,9 @@ class HttpEnvHost:
     async def _call(self, name: str, request: Part) -> Any:
         try:
             return await self._post(name, request)
-        except (Unreachable, BadRequest) as error:
+        except Unreachable as error:
+            raise HostAway(str(error)) from error
+        except BadRequest as error:
             raise _failure(str(error)) from error
 
     async def _post(self, name: str, request: Part) -> Any:

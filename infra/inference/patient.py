@@ -2,8 +2,10 @@
 
 Waiting happens inside the stage and raises no attempt: a task does not become worse because an engine restarts. When
 the limit is reached the rollout fails, by a rate limit if the engine was there and busy. An answer that cannot be
-trained on is a failure at once. What the engine serves is asked once and kept until the engine was away: another one
-may have taken its place. What an episode waits for is said on its behalf (`infra/waiting.py`).
+trained on is a failure at once. An engine that nobody answers for is away: once its guard is open it is not asked, and
+the time does not count (`infra/guard.py`). One that is overloaded is there, and says so itself: it is asked again for
+as long as the limit allows. What the engine serves is asked once and kept until the engine was away: another one may
+have taken its place. What an episode waits for is said on its behalf (`infra/waiting.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import TypeVar
 
 from infra.clock import Clock
 from infra.errors import Failure
+from infra.guard import Guard, Guards, unguarded
 from infra.inference.base import (
     Generation,
     ModelInfo,
@@ -31,8 +34,11 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+POLICY = "policy"
+"""Name of the service."""
+
 WAIT_S = 120.0
-"""Longest wait for an engine that is away, overloaded or behind the wanted version, seconds."""
+"""Longest wait for an engine that does not answer, is overloaded or behind the wanted version, seconds."""
 
 FIRST_BACKOFF_S = 0.1
 """Pause before an engine is asked again, seconds; it doubles with each further time."""
@@ -41,13 +47,35 @@ LONGEST_BACKOFF_S = 2.0
 """Longest pause, seconds."""
 
 
+async def answers(client: PolicyClient) -> bool:
+    """Tell whether there is an engine at all, whatever it answers: the probe of its guard."""
+    try:
+        await client.info()
+    except PolicyUnreachable:
+        return False
+    except PolicyError as error:
+        log.info("the engine is there, but: %s", error)
+    return True
+
+
 class PatientPolicy:
     """One policy engine, asked again while it is away."""
 
-    def __init__(self, client: PolicyClient, clock: Clock, *, wait_s: float = WAIT_S) -> None:
+    def __init__(
+        self, client: PolicyClient, clock: Clock, *, wait_s: float = WAIT_S, guard: Guard | None = None
+    ) -> None:
+        """Build it.
+
+        Args:
+            client: the engine.
+            clock: time.
+            wait_s: longest wait of one call, not counting what the guard was open.
+            guard: stands before the engine; without it an engine that is away is asked for `wait_s`.
+        """
         self._client = client
         self._clock = clock
         self._wait_s = wait_s
+        self._guard = guard or unguarded(clock)
         self._info: ModelInfo | None = None
         self._refreshing = asyncio.Lock()
 
@@ -57,9 +85,9 @@ class PatientPolicy:
         Raises:
             Failure: the version did not come, or the engine did not answer, within the limit.
         """
-        until = self._clock.monotonic() + self._wait_s
+        until = self._guard.patience + self._wait_s
         while self._info is None or self._info.version < min_version:
-            if self._clock.monotonic() > until:
+            if self._guard.patience > until:
                 has = "none" if self._info is None else self._info.version
                 raise _failure(f"waited {self._wait_s:g} s for policy version {min_version}; the engine has {has}")
             if self._info is not None or self._refreshing.locked():
@@ -74,7 +102,7 @@ class PatientPolicy:
         async with self._refreshing:
             if self._info is not None and self._info.version >= min_version:
                 return
-            if self._clock.monotonic() > until:
+            if self._guard.patience > until:
                 return  # whoever asked before waited long enough for both
             found = self._info = await self._patiently("the engine's version", self._client.info, until)
             if found.version < min_version:
@@ -102,17 +130,19 @@ class PatientPolicy:
                 max_tokens=max_tokens,
             )
 
-        return await self._patiently(f"generation {request_id}", ask, self._clock.monotonic() + self._wait_s)
+        return await self._patiently(f"generation {request_id}", ask, self._guard.patience + self._wait_s)
 
     async def _patiently(self, what: str, ask: Callable[[], Awaitable[T]], until: float) -> T:
         backoff_s = FIRST_BACKOFF_S
         while True:
+            await self._guard.closed()
             try:
                 answer = await ask()
             except (PolicyOverloaded, PolicyUnreachable) as error:
                 if isinstance(error, PolicyUnreachable):
                     self._info = None
-                if self._clock.monotonic() > until:
+                    self._guard.failed(str(error))
+                if self._guard.patience > until:
                     kind = FailureKind.RATE_LIMIT if isinstance(error, PolicyOverloaded) else FailureKind.ENGINE
                     raise _failure(f"waited {self._wait_s:g} s for {what}: {error}", kind) from error
                 waits_for("the engine, which is " + ("full" if isinstance(error, PolicyOverloaded) else "away"))
@@ -122,9 +152,18 @@ class PatientPolicy:
             except PolicyError as error:
                 raise _failure(f"{what}: {type(error).__name__}: {error}") from error
             else:
+                self._guard.succeeded()
                 if backoff_s > FIRST_BACKOFF_S:  # it was waited for; a caller's own wait may go on otherwise
                     waits_for("")
                 return answer
+
+
+def patient_policy(
+    client: PolicyClient, address: str, clock: Clock, guards: Guards, *, wait_s: float = WAIT_S
+) -> PatientPolicy:
+    """Return a policy behind a guard of the worker."""
+    guard = guards.guard(POLICY, address, lambda: answers(client))
+    return PatientPolicy(client, clock, wait_s=wait_s, guard=guard)
 
 
 def _failure(cause: str, kind: FailureKind = FailureKind.ENGINE) -> Failure:

@@ -54,6 +54,8 @@ SHOWN_BYTES: Final = 200
 
 _OVERFLOW_TEXTS: Final = ("maximum model length", "maximum context length")
 """Texts by which vLLM and our server say that a prompt is too long; it has no code of its own."""
+_AWAY: Final = {HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT}
+"""What a gateway answers when there is no engine behind it."""
 _BUSY: Final = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 
 
@@ -302,7 +304,8 @@ def _refusal(address: str, status: int, body: bytes) -> PolicyError:
     if status in _BUSY:
         return PolicyOverloaded(f"{said}; ask again later or elsewhere")
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return PolicyError(f"{said}; the engine failed, see its log")
+        away = PolicyUnreachable(f"{said}; a gateway answers, and no engine behind it")
+        return away if status in _AWAY else PolicyError(f"{said}; the engine failed, see its log")
     if any(text in message for text in _OVERFLOW_TEXTS):
         return ContextOverflow(said)
     if kind == ModelPathMissing.__name__:

@@ -1,10 +1,11 @@
-"""`rollmill status`: lag, what is in flight in each stage and what it waits for, and what ended lately.
+"""`rollmill status`: lag, what is in flight in each stage and what it waits for, what ended lately, what stands still.
 
 Shows the live board where one runs, and else reads the end of `events` itself; it needs no other service to be alive.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -19,6 +20,7 @@ from infra.clock import SystemClock
 from infra.config import Config
 from infra.connect import connected
 from rollmill import output
+from rollmill.breakers import Standstill, standstills
 from rollmill.standing import Standing, standing
 from schemas.telemetry import EventKind
 
@@ -50,10 +52,12 @@ def command(window: str, as_json: bool, config: Config) -> None:
 async def _status(config: Config, window: str) -> dict[str, Any]:
     clock = SystemClock()
     async with connected(config.bus, client="status") as bus:
-        return described(await standing(bus, clock, config, WINDOWS_MS[window]), window)
+        found = await standing(bus, clock, config, WINDOWS_MS[window])
+        still = await standstills(bus, clock)
+    return described(found, window, still)
 
 
-def described(found: Standing, window: str) -> dict[str, Any]:
+def described(found: Standing, window: str, still: Sequence[Standstill] = ()) -> dict[str, Any]:
     """Return how the pipeline stands as plain values."""
     return {
         "window": window,
@@ -61,6 +65,7 @@ def described(found: Standing, window: str) -> dict[str, Any]:
         "source": "events" if found.note else "board",
         "note": found.note,
         "behind": found.behind,
+        "paused": [one.as_dict() for one in still],
         "stages": _stages(found, window),
         "states": found.board.states,
         "dead": {"total": found.dead, "lately": found.dead_lately},
@@ -95,6 +100,8 @@ def _stages(found: Standing, window: str) -> list[dict[str, Any]]:
 def _show(result: dict[str, Any]) -> None:
     if result["note"]:
         _line(Text(result["note"], style="yellow"))
+    for paused in result["paused"]:
+        _line(Text(output.visible(str(Standstill(**paused))), style="red"))
     output.console.print(_table(result))
     oldest = {stage["stage"]: InFlight(**stage["oldest"]) for stage in result["stages"] if stage["oldest"]}
     if oldest:

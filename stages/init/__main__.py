@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from infra.envhost.client import HttpEnvHost
+from infra.envhost.client import HttpEnvHosts
+from infra.envhost.patient import PatientHosts
 from infra.stage import Member
 from stages.init.stage import InitStage
-from stages.process import Surroundings, stage_command
+from stages.process import Surroundings, guards_of, stage_command
 from stages.wiring import init_stage
 
 
 @asynccontextmanager
 async def member(around: Surroundings) -> AsyncIterator[Member]:
     """Give a member of the stage's group that is connected to the environment host."""
-    host = HttpEnvHost(around.config.envhost.address, clock=around.clock)
+    config, guards = around.config, guards_of(around, "init")
+    hosts = PatientHosts(HttpEnvHosts(clock=around.clock), around.clock, guards)
+    stage = InitStage(hosts.at(config.envhost.address), outage_s=config.breaker.longest_s)
     try:
-        yield around.member(init_stage(InitStage(host).handle), around.config.init.limits(), first=True)
+        yield around.member(init_stage(stage.handle), config.init.limits(), first=True, outages=guards)
     finally:
-        await host.disconnect()
+        await hosts.disconnect()
 
 
 command = stage_command("init", member)

@@ -2,7 +2,7 @@
 
 The lease stays in its short `created` state until the Episode is acknowledged, so an environment whose Episode never
 reached the log disappears by itself; a redelivered task gets the same environment again. Waiting for a place on a
-full host raises no attempt: it is back-pressure, bounded by the stage's budget.
+full host, or for a host that is away, raises no attempt: it is bounded by the stage's budget.
 """
 
 from __future__ import annotations
@@ -23,8 +23,16 @@ from stages.handlers.registry import handler
 class InitStage:
     """Opens episodes on one environment host."""
 
-    def __init__(self, host: EnvHostClient) -> None:
+    def __init__(self, host: EnvHostClient, *, outage_s: float = 0.0) -> None:
+        """Build the stage.
+
+        Args:
+            host: where environments are created.
+            outage_s: environments are kept this much longer than their samples may take, seconds, since the reaper
+                gives a sample more time when a service was away, and cannot tell the host.
+        """
         self._host = host
+        self._outage_ms = int(outage_s * 1000)
 
     async def handle(self, task: Task) -> Done[Episode] | None:
         """Open an episode; None when a rollout of this very attempt is in the log already. Raises Failure."""
@@ -32,7 +40,7 @@ class InitStage:
         if wrong is not None:
             raise Failure(FailureKind.INVALID_TASK, Boundary.TASK, wrong)
         family = handler(task.family)
-        request = Create.of(task, reap_at_ms=reap_at_ms(task), wait_s=task.budgets.init_s)
+        request = Create.of(task, reap_at_ms=reap_at_ms(task) + self._outage_ms, wait_s=task.budgets.init_s)
         created = await self._host.create(request)
         if isinstance(created, Closed):
             return None

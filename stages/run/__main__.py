@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from infra.envhost.client import HttpEnvHosts
-from infra.inference.patient import PatientPolicy
+from infra.envhost.patient import PatientHosts
+from infra.inference.patient import patient_policy
 from infra.inference.vllm import VllmClient
 from infra.stage import Member
-from stages.process import Surroundings, stage_command
+from stages.process import Surroundings, guards_of, stage_command
 from stages.run.render import Renderer
 from stages.run.stage import RunStage
 from stages.wiring import run_stage
@@ -18,18 +19,18 @@ from stages.wiring import run_stage
 @asynccontextmanager
 async def member(around: Surroundings) -> AsyncIterator[Member]:
     """Give a member of the stage's group that is connected to the environment hosts and the policy."""
-    settings, clock = around.config.policy, around.clock
+    settings, clock, guards = around.config.policy, around.clock, guards_of(around, "run")
     hosts, policy = HttpEnvHosts(clock=clock), VllmClient(settings.url, model=settings.name)
     run = RunStage(
-        hosts=hosts,
-        policy=PatientPolicy(policy, clock, wait_s=settings.wait_s),
+        hosts=PatientHosts(hosts, clock, guards),
+        policy=patient_policy(policy, settings.url, clock, guards, wait_s=settings.wait_s),
         renderer=Renderer(settings.model),
         clock=clock,
         worker=around.worker,
         backend=settings.url,
     )
     try:
-        yield around.member(run_stage(run.handle), around.config.run.limits())
+        yield around.member(run_stage(run.handle), around.config.run.limits(), outages=guards)
     finally:
         await hosts.disconnect()
         await policy.close()

@@ -3,18 +3,20 @@
 Order at the end: the verdict is taken into the Rollout, the Rollout is published and acknowledged, the lease is
 closed, the input is committed. A claim of a closed lease means that a Rollout of this attempt is in the log already:
 there is nothing to do. A claim of an environment that was stepped before resets it, so a rollout never mixes the
-actions of two workers.
+actions of two workers. For the same reason an episode whose host did not answer a step can be driven again from its
+start: that is done here, in the same attempt, while the claim is still this worker's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable
 from functools import partial
 
 from infra.clock import Clock
-from infra.envhost.client import EnvHostClient, EnvHosts
+from infra.envhost.client import EnvHostClient, EnvHosts, HostAway
 from infra.envhost.heartbeat import heartbeat
 from infra.envhost.lease import Fenced
 from infra.envhost.protocol import Claimed, Closed
@@ -31,6 +33,9 @@ from stages.run.episode import Act, Ask, EpisodeMachine, Stop
 from stages.run.render import Renderer
 
 log = logging.getLogger(__name__)
+
+MAX_CLAIMS = 3
+"""An episode whose host does not answer is begun this often in one attempt."""
 
 
 class RunStage:
@@ -69,17 +74,32 @@ class RunStage:
         host = self._hosts.at(episode.host)
         engine = await self._policy.info(episode.task.min_version)
         self._check_tokenizer(engine)
-        claim = await host.claim(episode.lease)
-        if isinstance(claim, Closed):
-            return None
         try:
-            return await self._run(episode, family, engine, host, claim)
+            return await self._claim_and_run(episode, family, engine, host)
         except Fenced as fenced:
             # The record was handed to another worker, which claimed the environment: the rollout is its work now, and
             # the partition too, so no commit of ours passes this record. Should that worker end without an output,
             # the record is handed out again; what slips through every net is the reaper's.
             log.info("%s: given up: %s", episode.task.id, fenced)
             return None
+
+    async def _claim_and_run(
+        self, episode: Episode, family: Handler, engine: ModelInfo, host: EnvHostClient
+    ) -> Done[Rollout] | None:
+        for claims in itertools.count(1):
+            claim = await host.claim(episode.lease)
+            if isinstance(claim, Closed):
+                return None
+            try:
+                return await self._run(episode, family, engine, host, claim)
+            except HostAway as away:
+                if claims == MAX_CLAIMS:
+                    raise
+                log.info("%s: begun again once its host is back: %s", episode.task.id, away)
+                # A claim fences whoever holds the lease. That must not be the worker that was given this record after
+                # we had lost it: as long as the old claim is valid there is none.
+                await host.renew(claim.lease, claim.token)
+        raise AssertionError("the loop ends by itself")
 
     async def _run(
         self, episode: Episode, family: Handler, engine: ModelInfo, host: EnvHostClient, claim: Claimed

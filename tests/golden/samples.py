@@ -10,7 +10,16 @@ from pathlib import Path
 import msgspec
 
 from schemas.claim import ClaimCheck
-from schemas.control import Cancel, Credit, Cursor, FeederStarted, PolicyVersion, RunManifest
+from schemas.control import (
+    Breaker,
+    Cancel,
+    Credit,
+    Cursor,
+    FeederStarted,
+    Outage,
+    PolicyVersion,
+    RunManifest,
+)
 from schemas.decisions import (
     DropReason,
     GroupDropped,
@@ -181,6 +190,21 @@ SAMPLES: dict[str, Message] = {
     "rollmill.feeder_started": FeederStarted(run=RUN, feeder="feeder-71@node", source="keydoor"),
     "rollmill.policy_version": PolicyVersion(run=RUN, epoch=12, version=6, directory="versions/6", digest="e" * 64),
     "rollmill.cancel": Cancel(target=f"{RUN}/{GROUP}/3", cause="by request"),
+    "rollmill.breaker": Breaker(
+        service="policy",
+        address="http://127.0.0.1:8000",
+        stage="run",
+        worker="run-3",
+        open=True,
+        since_ms=NOW_MS - 42_000,
+        open_ms=54_000,
+        outages=(
+            Outage(since_ms=NOW_MS - 90_000, until_ms=NOW_MS - 78_000),
+            Outage(since_ms=NOW_MS - 42_000, until_ms=NOW_MS),
+        ),
+        cause="connection refused",
+        at_ms=NOW_MS,
+    ),
     "rollmill.stage_events": StageEvents(
         worker="run-3",
         events=(

@@ -49,21 +49,63 @@ class FaultyPolicy(ScriptedPolicy):
         """Number of a call -> what happens then."""
         self.away: range = range(0)
         """Calls that reach nobody."""
-        self.garbled = 0
-        """Answers that were garbage."""
+        self.garbage_at: set[int] = set()
+        """Calls that are answered with garbage."""
+        self.stuck: set[int] = set()
+        """Calls that are not answered before `release`."""
+        self.held: list[str] = []
+        """Names of the generations that were."""
+        self.garbled_names: list[str] = []
+        """Names of the generations that were answered with garbage."""
+        self.asked_away = 0
+        """How often it was asked what it serves while it was gone."""
+        self._gone = False
+        self._released = asyncio.Event()
         self._dice = random.Random(seed)
         self._garbage, self._busy = garbage, busy
         self._count = 0
+
+    @property
+    def garbled(self) -> int:
+        """Answers that were garbage."""
+        return len(self.garbled_names)
+
+    @property
+    def asked(self) -> int:
+        """Calls of `generate`, answered or not."""
+        return self._count
+
+    def leave(self) -> None:
+        """Be gone: no call reaches it until `come_back`."""
+        self._gone = True
+
+    def come_back(self) -> None:
+        """Be there again."""
+        self._gone = False
+
+    def release(self) -> None:
+        """Answer what is stuck."""
+        self._released.set()
+
+    async def info(self):
+        """Say what is served, unless it is gone."""
+        if self._gone:
+            self.asked_away += 1
+            raise PolicyUnreachable("connection refused")
+        return await super().info()
 
     async def generate(self, *arguments, **settings):
         """Fail, or answer as the expert."""
         number, roll = self._count, self._dice.random()
         self._count += 1
         self.at.pop(number, lambda: None)()
-        if number in self.away:
+        if self._gone or number in self.away:
             raise PolicyUnreachable("connection refused")
-        if roll < self._garbage:
-            self.garbled += 1
+        if number in self.stuck:
+            self.held.append(settings["request_id"])
+            await self._released.wait()
+        if roll < self._garbage or number in self.garbage_at:
+            self.garbled_names.append(settings["request_id"])
             raise BadReply("3 ids came with 2 log-probs")
         if roll < self._garbage + self._busy:
             raise PolicyOverloaded("429")

@@ -12,13 +12,17 @@ import pytest
 from infra.clock import SystemClock
 from infra.envhost import server as server_module
 from infra.envhost.address import Address
-from infra.envhost.client import ClientLimits, HttpEnvHost, HttpEnvHosts
+from infra.envhost.client import ClientLimits, HostAway, HttpEnvHost, HttpEnvHosts
 from infra.envhost.environment import StepResult
+from infra.envhost.patient import PatientHost
 from infra.envhost.protocol import Create, Created
 from infra.envhost.scripted import ScriptedFactory
 from infra.envhost.server import EnvHostServer, serve
 from infra.errors import ConfigError, Failure
+from infra.guard import unguarded
 from schemas.outcome import FailureKind
+
+CLOCK = SystemClock()
 
 
 def request_for(wait_s: float = 5.0) -> Create:
@@ -133,9 +137,9 @@ async def test_serving_ends_when_told_and_closes_the_environments(tmp_path):
 
 
 async def test_create_waits_for_a_host_that_starts_late(address):
-    """A host that restarts costs no attempt: create asks until its limit."""
-    client = HttpEnvHost(address, limits=ClientLimits(again_s=0.01))
-    waiting = asyncio.create_task(client.create(request_for()))
+    """A host that restarts costs no attempt: the patient client asks until the task's limit."""
+    client = HttpEnvHost(address)
+    waiting = asyncio.create_task(PatientHost(client, CLOCK, unguarded(CLOCK)).create(request_for()))
     done, _ = await asyncio.wait({waiting}, timeout=0.03)
     assert not done
     async with EnvHostServer(address, ScriptedFactory()):
@@ -144,10 +148,10 @@ async def test_create_waits_for_a_host_that_starts_late(address):
 
 
 async def test_a_host_that_is_down_is_a_failure_that_names_it(address):
-    """After the limit the sample fails for a reason of the system, not of the policy."""
-    client = HttpEnvHost(address, limits=ClientLimits(again_s=0.01))
+    """The sample fails for a reason of the system, not of the policy."""
+    client = HttpEnvHost(address)
     for call in (client.create(request_for(wait_s=0.03)), client.claim("lease"), client.counts()):
-        with pytest.raises(Failure, match=r"environment host at unix:.*is it running\?") as failed:
+        with pytest.raises(HostAway, match=r"environment host at unix:.*is it running\?") as failed:
             await call
         assert failed.value.kind is FailureKind.INFRASTRUCTURE
     assert not await client.ready("lease")

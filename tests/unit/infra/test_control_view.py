@@ -11,7 +11,7 @@ from infra.control import CATCH_UP_S, ControlView
 from infra.errors import BusError, WaitTimeout
 from infra.memory import MemoryBus
 from infra.wire import Publisher
-from schemas.control import Credit, Cursor, FeederStarted, PolicyVersion, RunManifest
+from schemas.control import Breaker, Credit, Cursor, FeederStarted, PolicyVersion, RunManifest
 from schemas.topics import CONTROL, TABLE
 
 CLOCK = VirtualClock()
@@ -38,6 +38,11 @@ def version(epoch, number):
     return PolicyVersion(run="r", epoch=epoch, version=number, directory="/w", digest="d")
 
 
+def breaker(open_ms, at_ms, **changes):
+    fields = {"service": "policy", "address": "a", "stage": "run", "worker": "w", "open": True, "since_ms": 0}
+    return Breaker(**{**fields, "open_ms": open_ms, "at_ms": at_ms, **changes})
+
+
 async def view_of(bus):
     view = ControlView(bus, CLOCK)
     await view.start()
@@ -60,6 +65,8 @@ async def view_of(bus):
         ("cursor/r", [Cursor(run="r", admitted=4), Cursor(run="r", admitted=5)], 1),
         ("run/r", [RunManifest(run="r", seed=1, samples=1), RunManifest(run="r", seed=2, samples=1)], 0),
         ("feeder/r", [FeederStarted(run="r", feeder=name, source="s") for name in ("b", "a")], 1),
+        ("breaker/policy/a/run/w", [breaker(5, 10), breaker(4, 11)], 0),
+        ("breaker/policy/a/run/w", [breaker(5, 10), breaker(5, 12, open=False)], 1),
     ],
 )
 async def test_a_record_that_says_less_is_ignored(bus, key, records, latest):

@@ -328,6 +328,41 @@ class TestBudget:
         assert (EventKind.EXPIRED, True) == (result.kind, cancelled.is_set())
         assert f"{stage} took longer than its budget of 0.01 s" in result.detail
 
+    async def test_a_budget_stands_still_while_a_service_is_away(self):
+        """It is used up by work alone: an outage much longer than the budget ends nothing."""
+        asked, end = 0, asyncio.Event()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+
+        def still_s():
+            nonlocal asked
+            asked += 1
+            return 100 + loop.time() - began
+
+        async def waiting(_):
+            await end.wait()
+            return Result(EventKind.FINISHED)
+
+        task = make_task(budgets=Budgets(init_s=9, run_s=0.01, eval_s=9))
+        running = asyncio.create_task(budget("run", still_s)(waiting)(job(task, stage="run")))
+        await wait_until(lambda: asked, 5)
+        assert not running.done()
+        end.set()
+
+        assert EventKind.FINISHED is (await asyncio.wait_for(running, 30)).kind
+
+    async def test_after_an_outage_the_rest_of_the_budget_is_left(self):
+        """No more: what stands still once counts again afterwards."""
+        stood = iter([0.0, 0.2])
+
+        async def stuck(_):
+            await asyncio.Event().wait()
+
+        task = make_task(budgets=Budgets(init_s=9, run_s=0.01, eval_s=9))
+        limited = budget("run", lambda: next(stood, 0.2))(stuck)(job(task, stage="run"))
+
+        assert EventKind.EXPIRED is (await asyncio.wait_for(limited, 30)).kind
+
     async def test_a_timeout_of_the_handlers_own_is_not_the_budgets(self):
         """It is the handler's error, and the retry middleware's business."""
         with pytest.raises(TimeoutError, match="mine"):

@@ -15,7 +15,7 @@ from infra.memory import MemoryBus
 from infra.middleware import Output, Result
 from infra.offset_map import decode
 from infra.offsets import Progress, Start
-from infra.stage import Done, Member
+from infra.stage import Done, Member, Stage
 from infra.terminal import terminal
 from infra.wire import Publisher, unpack
 from infra.worker import Limits, Worker
@@ -629,3 +629,62 @@ async def test_a_rebalance_hands_work_back_without_suspicion(bus):
         await stopped(worker, running)
 
     assert [] == alone
+
+
+class Outage:
+    """What a test says is away; `run` ends as it is told."""
+
+    def __init__(self):
+        self.away, self.asked, self.broken = True, 0, asyncio.Event()
+
+    def ready(self):
+        self.asked += 1
+        return not self.away
+
+    def still_s(self):
+        return 0.0
+
+    async def run(self):
+        await self.broken.wait()
+        raise RuntimeError("cannot look")
+
+
+async def test_while_a_service_is_away_nothing_new_is_taken_and_the_membership_lives(bus):
+    """What is in work goes on; when the service is back the stage does too."""
+    outage, seen, end = Outage(), [], asyncio.Event()
+    outage.away = False
+
+    async def handle(task):
+        seen.append(task.sample)
+        await end.wait()
+        return await opened(task)
+
+    stage = Stage(name="init", sources=(TASKS,), sink=EPISODES, handle=handle)
+    worker = Member(stage, bus, CLOCK, worker="init-test", limits=LIMITS, outages=outage)
+    running = asyncio.create_task(worker.run())
+    await publish(bus, 3)
+    await wait_until(lambda: len(seen), 3)
+    outage.away = True
+    await publish_to(bus, 1, range(3, 6))
+    asked = outage.asked
+    await wait_until(lambda: outage.asked, asked + 5)
+    during = list(seen)
+    end.set()
+    await wait_until(lambda: count(bus, EPISODES), 3)
+    outage.away = False
+    await wait_until(lambda: count(bus, EPISODES), 6)
+    await stopped(worker, running)
+
+    assert sorted(during) == [0, 1, 2]
+
+
+async def test_a_worker_that_cannot_find_out_when_a_service_is_back_ends(bus):
+    """It would take nothing for ever; whoever supervises it starts it again."""
+    outage = Outage()
+    stage = Stage(name="init", sources=(TASKS,), sink=EPISODES, handle=opened)
+    running = asyncio.create_task(Member(stage, bus, CLOCK, worker="w", limits=LIMITS, outages=outage).run())
+    await wait_until(lambda: outage.asked, 2)
+    outage.broken.set()
+
+    with pytest.raises(RuntimeError, match="cannot look"):
+        await asyncio.wait_for(running, 30)

@@ -16,9 +16,10 @@ from infra.wire import Publisher, unpack
 from producers.reaper import OpenSamples, Reaper
 from schemas import codec
 from schemas.arbiter import Arbiter, Ruling
+from schemas.control import Breaker, Outage
 from schemas.messages import Budgets, Trajectory
 from schemas.outcome import Completed, Expired
-from schemas.topics import TASKS, TRAJECTORIES
+from schemas.topics import CONTROL, TASKS, TRAJECTORIES
 from tests.logs import make_task, read_all
 
 BUDGETS = Budgets(init_s=10, run_s=20, eval_s=30)
@@ -117,6 +118,22 @@ class Log:
 
     async def end(self, task):
         await self._publisher.publish(TRAJECTORIES, Trajectory(task=task, outcome=DONE, stage="eval"))
+
+    async def away(self, since_ms, until_ms, *, worker="run-1", service="policy"):
+        """Write that a worker found a service away."""
+        outage = Outage(since_ms=since_ms, until_ms=until_ms)
+        breaker = Breaker(
+            service=service,
+            address="http://here",
+            stage="run",
+            worker=worker,
+            open=False,
+            since_ms=since_ms,
+            open_ms=until_ms - since_ms,
+            outages=(outage,),
+            at_ms=until_ms,
+        )
+        await self._publisher.publish(CONTROL, breaker)
 
     async def expired(self):
         """Return the samples with an expired record, in log order."""
@@ -231,3 +248,55 @@ async def test_a_task_at_the_limit_of_the_log_is_given_up_like_any_other(log, bu
     await log.advance(100)
 
     assert await log.expired() == [5]
+
+
+def test_a_sample_is_given_the_time_that_a_service_was_away_since_its_publication():
+    """Not what was before; and what goes on is looked at again."""
+    task = open_task(0, 1_000)
+    due_ms = reap_at_ms(task)
+    away = {0: 500, 400: 300}
+    early, late = OpenSamples(), OpenSamples()
+    early.admit(task, published_ms=0)
+    late.admit(task, published_ms=400)
+
+    assert [[], []] == [early.overdue(due_ms + 299, away.get), late.overdue(due_ms + 299, away.get)]
+    assert [[], [task]] == [early.overdue(due_ms + 300, away.get), late.overdue(due_ms + 300, away.get)]
+    away[0] = 90_000
+    assert [] == early.overdue(due_ms + 500, away.get)
+    assert [task] == early.overdue(due_ms + 90_000, away.get)
+
+
+async def test_an_outage_postpones_the_end_of_what_was_on_its_way(log, clock):
+    """Two workers say the same, another service was away at the same time: that time counts once."""
+    now = clock.now_ms()
+    await log.admit(open_task(0, now))
+    await log.advance(20)
+    for worker, service in (("run-1", "policy"), ("run-2", "policy"), ("run-1", "envhost")):
+        await log.away(now + 5_000, now + 45_000, worker=worker, service=service)
+    await log.admit(open_task(1, now))
+    await log.advance(60 + GRACE_S + 5 - 20)
+    first = await log.expired()
+    await log.advance(25)
+    then = await log.expired()
+    await log.advance(20)
+
+    # The one was on its way for all 40 s of the outage, the other for the last 25 s.
+    assert ([], [1], [1, 0]) == (first, then, await log.expired())
+
+
+async def test_a_reaper_that_starts_during_an_outage_knows_of_it(bus, clock):
+    """It reads `control` before it gives anything up."""
+    log = Log(bus, clock)
+    now = clock.now_ms()
+    await log.admit(open_task(0, now))
+    await clock.advance(200)
+    await log.away(now + 1_000, now + 190_000)
+    running = asyncio.create_task(Reaper(bus, clock).run())
+    await settle(100)
+    await log.advance(10)
+    before = await log.expired()
+    await log.advance(120)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert ([], [0]) == (before, await log.expired())

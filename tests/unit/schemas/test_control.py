@@ -17,6 +17,7 @@ from tests.golden.samples import SAMPLES
         ("rollmill.feeder_started", "feeder/example"),
         ("rollmill.policy_version", "policy/example"),
         ("rollmill.cancel", f"cancel/{SAMPLES['rollmill.cancel'].target}"),
+        ("rollmill.breaker", "breaker/policy/http://127.0.0.1:8000/run/run-3"),
     ],
 )
 def test_each_kind_of_state_has_its_key(name, key):

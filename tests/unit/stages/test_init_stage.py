@@ -6,6 +6,7 @@ import pytest
 
 from infra.envhost.local import LOCAL
 from infra.errors import Failure
+from infra.middleware.deadline import reap_at_ms
 from schemas.outcome import Boundary, FailureKind
 from schemas.transcript import Sampling
 from stages.init.stage import InitStage
@@ -133,3 +134,20 @@ async def test_a_bad_payload_is_a_bad_task(host):
 
     assert (FailureKind.INVALID_TASK, Boundary.TASK) == (failed.kind, failed.boundary)
     assert "size must be an integer" in failed.cause
+
+
+async def test_an_environment_is_kept_for_as_long_as_an_outage_may_postpone_the_end(host):
+    """The reaper gives a sample more time when a service was away; the host cannot know, so it is told beforehand."""
+    task = toy_task()
+    kept = []
+
+    class Told:
+        address = host.address
+
+        async def create(self, request):
+            kept.append(request.reap_at_ms)
+            return await host.create(request)
+
+    await InitStage(Told(), outage_s=1800).handle(task)
+
+    assert [reap_at_ms(task) + 1_800_000] == kept

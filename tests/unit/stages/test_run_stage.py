@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from infra.clock import SystemClock, VirtualClock, settle
+from infra.envhost.client import HostAway
 from infra.errors import Failure
 from infra.inference.base import BadReply, PolicyOverloaded, PolicyUnreachable
 from infra.inference.patient import PatientPolicy
@@ -17,8 +18,10 @@ from schemas import transcript
 from schemas.messages import Rollout
 from schemas.outcome import Boundary, FailureKind, StopReason
 from schemas.transcript import Sampling
+from stages.handlers.registry import environment
 from stages.init.stage import InitStage
-from stages.run.stage import RunStage
+from stages.run.stage import MAX_CLAIMS, RunStage
+from tests.away import AwayHost
 from tests.logs import make_task, wait_until
 
 CLOCK = SystemClock()
@@ -247,3 +250,69 @@ async def test_limits_of_the_task_reach_the_engine(host, toy_renderer):
     assert StopReason.TOKENS is rollout.stop
     assert [3, 2] == [call.max_tokens for call in policy.calls]
     assert {0.5} == {span.sampling.temperature for span in rollout.transcript.spans}
+
+
+class Unsteady(AwayHost):
+    """A host that is away for some of its calls of a kind."""
+
+    def __init__(self, method, times):
+        super().__init__(environment, clock=CLOCK)
+        self._method, self._times = method, times
+        self.claims = []
+        self.meanwhile = None
+
+    async def claim(self, lease):
+        claim = await super().claim(lease)
+        self.claims.append(getattr(claim, "token", None))
+        return claim
+
+    async def step(self, lease, token, action):
+        return await self._unless("step", super().step(lease, token, action))
+
+    async def verdict(self, lease, token):
+        return await self._unless("verdict", super().verdict(lease, token))
+
+    async def _unless(self, method, call):
+        answer = await call  # carried out, and the answer is lost
+        if method == self._method and self._times:
+            self._times -= 1
+            if self.meanwhile:
+                await self.meanwhile()
+            raise HostAway("connection reset")
+        return answer
+
+
+@pytest.mark.parametrize("method", ["step", "verdict"])
+async def test_a_host_that_did_not_answer_is_claimed_again_and_the_episode_begun_again(families, toy_renderer, method):
+    """In the same attempt: the rollout is of one claim, as if the first had never been."""
+    async with Unsteady(method, 2) as host:
+        episode = await opened(host)
+        policy = policy_of(toy_renderer, "hello")
+        done = await stage_of(host, policy, toy_renderer).handle(episode)
+
+    assert [1, 2, 3] == host.claims
+    assert {"actions": ["hello", "hello"], "seed": 7} == done.message.verdict
+    transcript.check(done.message.transcript)
+
+
+async def test_a_host_that_never_answers_a_step_fails_the_attempt(families, toy_renderer):
+    """It is there for claims, so no breaker opens: somebody has to give up."""
+    async with Unsteady("step", 99) as host:
+        failed = await failure(stage_of(host, policy_of(toy_renderer, "hello"), toy_renderer), await opened(host))
+
+    assert (MAX_CLAIMS, FailureKind.INFRASTRUCTURE) == (len(host.claims), failed.kind)
+
+
+async def test_a_worker_that_was_replaced_while_its_host_was_away_does_not_claim_again(families, toy_renderer):
+    """The record is another's by then, which must not be fenced by the one that lost it."""
+    async with Unsteady("step", 1) as host:
+        episode = await opened(host)
+
+        async def replaced():
+            await host.claim(episode.lease)
+
+        host.meanwhile = replaced
+        given_up = await stage_of(host, policy_of(toy_renderer, "hello"), toy_renderer).handle(episode)
+
+        assert (None, [1, 2]) == (given_up, host.claims)
+        assert (await host.step(episode.lease, 2, {"text": "mine"})).observation == "1"

@@ -1,0 +1,242 @@
+"""The breakers of one worker: its calls report to them, its waits ask them, `control` hears of them.
+
+A `Guard` stands before one service at one address. While it is open nobody calls the service but its probe, and whoever
+would call waits in `closed`. That wait has no limit of its own: it is part of a stage's budget, which stands still for
+as long as the breaker's open time grows, and that has a limit in each outage.
+
+`Guards` holds those of one worker. The worker takes nothing new while every address of a service is away
+(`ready`), and its budgets stand still for that long (`still_s`). One address of several is another matter: whoever
+waited for it would in the end hold all places of the worker, so its work is better done elsewhere (`replaceable`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from infra.breaker import BreakerLimits, CircuitBreaker, State
+from infra.clock import Clock
+from infra.errors import BusError
+from infra.waiting import waits_for
+from infra.wire import Publisher
+from schemas.control import Breaker, Outage
+from schemas.topics import CONTROL
+
+log = logging.getLogger(__name__)
+
+REPORT_S = 5.0
+"""An open breaker is written to `control` this often, seconds, and when it opens or closes."""
+
+OUTAGES = 64
+"""Outages that a record remembers; older ones are over for every sample that is still on its way, or nearly so."""
+
+CAUSE_CHARS = 300
+"""Longest cause in a record, characters."""
+
+Probe = Callable[[], Awaitable[bool]]
+"""Asks the service something cheap and tells whether it is there; has a limit of its own."""
+
+
+class Guard:
+    """Stands before one service at one address."""
+
+    def __init__(
+        self, service: str, address: str, probe: Probe, clock: Clock, limits: BreakerLimits | None = None
+    ) -> None:
+        """Build a closed guard.
+
+        Args:
+            service: what it is, such as `policy`.
+            address: where it is.
+            probe: asks whether it is there.
+            clock: time.
+            limits: when it opens.
+        """
+        self.service = service
+        self.address = address
+        self.cause = ""
+        """What the last call that failed said."""
+        self._probe = probe
+        self._clock = clock
+        self._breaker = CircuitBreaker(limits)
+        self._closed = asyncio.Event()
+        self._closed.set()
+        self._opened = asyncio.Event()
+        self._since_ms = 0
+        self._over: deque[Outage] = deque(maxlen=OUTAGES)
+
+    @property
+    def open(self) -> bool:
+        """Tell whether the service is away."""
+        return self._breaker.state is not State.CLOSED
+
+    @property
+    def open_s(self) -> float:
+        """The open time so far, seconds."""
+        return self._breaker.open_s(self._clock.monotonic())
+
+    @property
+    def patience(self) -> float:
+        """Seconds that never run backwards, and not at all while the breaker is open: for limits on waits."""
+        return self._clock.monotonic() - self.open_s
+
+    async def closed(self) -> None:
+        """Return once the service may be called."""
+        if self.open:
+            waits_for(f"the {self.service} at {self.address}, which is away")
+            await self._closed.wait()
+            waits_for("")
+
+    async def opened(self) -> None:
+        """Return once the service is away."""
+        await self._opened.wait()
+
+    def succeeded(self) -> None:
+        """Take the answer of a call."""
+        self._breaker.succeeded()
+
+    def failed(self, cause: str) -> None:
+        """Take a call that reached nobody."""
+        self.cause, was_open, now = cause, self.open, self._clock.monotonic()
+        self._breaker.failed(now)
+        if self.open and not was_open:
+            self._since_ms = self._clock.now_ms() - int((now - self._breaker.since) * 1000)
+            self._closed.clear()
+            self._opened.set()
+            log.warning("%s at %s is away, nobody calls it: %s", self.service, self.address, cause)
+
+    async def look(self) -> bool:
+        """Wait until a probe is due, make it, and tell whether the service is back."""
+        await self._clock.sleep(self._breaker.probe_at - self._clock.monotonic())
+        if self._breaker.probe(self._clock.monotonic()):
+            well = False
+            try:
+                well = await self._probe()
+            finally:
+                self._probed(well=well)
+        return not self.open
+
+    def _probed(self, *, well: bool) -> None:
+        if well:
+            self._over.append(self._outage())
+        self._breaker.probed(self._clock.monotonic(), well=well)
+        if well:
+            self._opened.clear()
+            self._closed.set()
+            log.info("%s at %s is there again", self.service, self.address)
+
+    def _outage(self) -> Outage:
+        lasts_ms = int(self._breaker.outage_s(self._clock.monotonic()) * 1000)
+        return Outage(since_ms=self._since_ms, until_ms=self._since_ms + lasts_ms)
+
+    def record(self, stage: str, worker: str) -> Breaker:
+        """Return what is known of the service, for `control`."""
+        return Breaker(
+            service=self.service,
+            address=self.address,
+            stage=stage,
+            worker=worker,
+            open=self.open,
+            since_ms=self._since_ms,
+            open_ms=int(self.open_s * 1000),
+            outages=(*self._over, *((self._outage(),) if self.open else ())),
+            cause=self.cause[:CAUSE_CHARS] if self.open else "",
+            at_ms=self._clock.now_ms(),
+        )
+
+
+async def there() -> bool:
+    """Tell that a service is there, without asking."""
+    return True
+
+
+def unguarded(clock: Clock) -> Guard:
+    """Return a guard that never opens: for callers that have none."""
+    return Guard("", "", there, clock, BreakerLimits(failures=sys.maxsize))
+
+
+class Guards:
+    """All guards of one worker."""
+
+    def __init__(
+        self, publisher: Publisher, clock: Clock, *, stage: str, worker: str, limits: BreakerLimits | None = None
+    ) -> None:
+        """Build them.
+
+        Args:
+            publisher: writes to `control`.
+            clock: time.
+            stage: what the worker does, for the record.
+            worker: its name, for the record.
+            limits: when breakers open.
+        """
+        self._publisher = publisher
+        self._clock = clock
+        self._stage = stage
+        self._worker = worker
+        self._limits = limits
+        self._guards: dict[tuple[str, str], Guard] = {}
+        self._new: asyncio.Queue[Guard] = asyncio.Queue()
+        self._still_s = 0.0
+
+    def guard(self, service: str, address: str, probe: Probe) -> Guard:
+        """Return the guard of a service at an address."""
+        key = (service, address)
+        if key not in self._guards:
+            self._guards[key] = Guard(service, address, probe, self._clock, self._limits)
+            self._new.put_nowait(self._guards[key])
+        return self._guards[key]
+
+    def ready(self) -> bool:
+        """Tell whether new work may be begun: no service is away at all of its addresses."""
+        return all(any(not guard.open for guard in those) for those in self._by_service())
+
+    def still_s(self) -> float:
+        """Return for how long work could not be done so far, seconds; it never shrinks.
+
+        Two services that are away at the same time count both: generous, and each of them has its limit.
+        """
+        now_s = sum(min(guard.open_s for guard in those) for those in self._by_service())
+        self._still_s = max(self._still_s, now_s)  # an address that is met later was never away
+        return self._still_s
+
+    def replaceable(self, away: Guard) -> bool:
+        """Tell whether the same service is there at another address."""
+        return any(not guard.open for guard in self._guards.values() if guard.service == away.service)
+
+    async def run(self) -> None:
+        """See every outage through until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                group.create_task(self._watch(await self._new.get()))
+
+    async def _watch(self, guard: Guard) -> None:
+        while True:
+            await guard.opened()
+            await self._see_through(guard)
+
+    async def _see_through(self, guard: Guard) -> None:
+        """Probe a service that is away until it is back, and say so on the way."""
+        said_at = self._clock.monotonic()
+        await self._say(guard)
+        while not await guard.look():
+            if self._clock.monotonic() - said_at >= REPORT_S:
+                said_at = self._clock.monotonic()
+                await self._say(guard)
+        await self._say(guard)
+
+    async def _say(self, guard: Guard) -> None:
+        try:
+            await self._publisher.publish(CONTROL, guard.record(self._stage, self._worker))
+        except BusError as error:
+            # The next record says it all again.
+            log.warning("breaker of %s at %s not written: %s", guard.service, guard.address, error)
+
+    def _by_service(self) -> list[list[Guard]]:
+        found: dict[str, list[Guard]] = {}
+        for guard in self._guards.values():
+            found.setdefault(guard.service, []).append(guard)
+        return list(found.values())

@@ -1,0 +1,138 @@
+"""A policy behind its breaker: an engine that is away costs a rollout nothing but time that does not count."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from infra.breaker import BreakerLimits
+from infra.clock import VirtualClock, settle
+from infra.errors import Failure
+from infra.guard import Guard
+from infra.inference.base import PolicyError, PolicyOverloaded, PolicyUnreachable
+from infra.inference.patient import PatientPolicy, answers
+from infra.inference.scripted import ScriptedPolicy
+from schemas.outcome import FailureKind
+from schemas.transcript import Sampling
+
+WAIT_S = 30.0
+LONGEST_S = 600.0
+
+
+class Engine(ScriptedPolicy):
+    """The scripted twin, which may be away, or there and of no use."""
+
+    def __init__(self, **changes):
+        super().__init__(lambda prompt, seed: [5, 6], **changes)
+        self.error = None
+
+    async def info(self):
+        if self.error is not None:
+            raise self.error
+        return await super().info()
+
+    async def generate(self, *arguments, **settings):
+        answer = await super().generate(*arguments, **settings)
+        if self.error is not None:
+            raise self.error
+        return answer
+
+
+class World:
+    """An engine, its guard, and a policy that waits."""
+
+    def __init__(self):
+        self.clock, self.engine = VirtualClock(), Engine()
+        limits = BreakerLimits(longest_s=LONGEST_S)
+        self.guard = Guard("policy", "http://here", lambda: answers(self.engine), self.clock, limits)
+        self.policy = PatientPolicy(self.engine, self.clock, wait_s=WAIT_S, guard=self.guard)
+
+    def generate(self):
+        call = self.policy.generate(
+            np.array([1], np.int32), Sampling(), seed=1, request_id="r/g/0/0/0", stop_token_ids=(6,), max_tokens=9
+        )
+        return asyncio.create_task(call)
+
+    async def probe_for(self, seconds):
+        """Let time pass, with a probe in each second."""
+        for _ in range(round(seconds)):
+            looking = asyncio.create_task(self.guard.look())
+            await self.clock.advance(1)
+            looking.cancel()
+        await settle()
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+async def test_an_outage_longer_than_the_patience_costs_no_attempt(world):
+    """The limit on waiting does not count what the breaker was open."""
+    world.engine.error = PolicyUnreachable("connection refused")
+    waiting = [world.generate() for _ in range(5)]
+    await world.probe_for(10 * WAIT_S)
+    calls, done = len(world.engine.calls), [one.done() for one in waiting]
+    world.engine.error = None
+    await world.probe_for(10)
+    answered = await asyncio.wait_for(asyncio.gather(*waiting), 30)
+
+    assert (False, 5) == (any(done), len(answered))
+    # Those that opened it, then none but probes, then one for each.
+    assert calls < 5 * 8
+    assert len(world.engine.calls) == calls + 5
+
+
+async def test_what_the_engine_serves_is_asked_again_after_an_outage(world):
+    """Another one may have taken its place."""
+    await world.policy.info()
+    world.engine.error = PolicyUnreachable("connection refused")
+    waiting = world.generate()
+    await world.probe_for(10)
+    world.engine.error, world.engine._version = None, 3
+    await world.probe_for(10)
+    await asyncio.wait_for(waiting, 30)
+
+    assert (await world.policy.info()).version == 3
+
+
+async def test_an_engine_that_is_overloaded_is_not_away(world):
+    """It says so itself: it is asked again for as long as the limit allows, then the rollout fails."""
+    world.engine.error = PolicyOverloaded("429")
+    waiting = world.generate()
+    await world.probe_for(WAIT_S + 5)
+
+    assert not world.guard.open
+    assert isinstance(waiting.exception(), Failure)
+    assert FailureKind.RATE_LIMIT is waiting.exception().kind
+
+
+async def test_an_outage_that_outlasts_its_limit_is_left_to_the_stages_budget(world):
+    """No attempt is spent on it: the call waits on, and its time counts again."""
+    world.engine.error = PolicyUnreachable("connection refused")
+    waiting = world.generate()
+    patience = world.guard.patience
+    await world.probe_for(LONGEST_S + 100)
+
+    assert not waiting.done()
+    assert world.guard.patience > patience + 90
+    waiting.cancel()
+
+
+@pytest.mark.parametrize(
+    ("error", "there"),
+    [
+        (None, True),
+        (PolicyUnreachable("refused"), False),
+        (PolicyOverloaded("503"), True),
+        (PolicyError("500"), True),
+    ],
+    ids=repr,
+)
+async def test_whoever_answers_anything_is_there(world, error, there):
+    """What it answers is the business of its callers."""
+    world.engine.error = error
+
+    assert there is await answers(world.engine)
