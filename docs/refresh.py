@@ -15,13 +15,14 @@ from pathlib import Path
 
 import msgpack
 
+from schemas.access import access_table
 from schemas.diagram import flowchart, table
 from schemas.wire_page import wire_page
 
 ROOT = Path(__file__).parent.parent
 """Of the repository."""
 
-PAGES = ("README.md", "ARCHITECTURE.md", "docs/wire.md")
+PAGES = ("README.md", "ARCHITECTURE.md", "docs/security.md", "docs/wire.md")
 """Pages with generated parts."""
 
 TASK_BYTES = ROOT / "tests" / "golden" / "v1" / "rollmill.task.msgpack"
@@ -44,7 +45,13 @@ def task() -> str:
     return f"```json\n{fields}\n```\n\nIts {len(data)} bytes, in hex:\n\n```text\n{hexed}\n```\n"
 
 
-PARTS: dict[str, Callable[[], str]] = {"flow": flow, "topics": table, "task": task, "reference": wire_page}
+PARTS: dict[str, Callable[[], str]] = {
+    "access": access_table,
+    "flow": flow,
+    "reference": wire_page,
+    "task": task,
+    "topics": table,
+}
 
 
 def refreshed(page: str) -> str:
