@@ -15,8 +15,9 @@ from pathlib import Path
 
 import msgpack
 
-from schemas.access import access_table
+from schemas.access import access_table, acl_commands
 from schemas.diagram import flowchart, table
+from schemas.topics import DEFAULT_PREFIX
 from schemas.wire_page import wire_page
 
 ROOT = Path(__file__).parent.parent
@@ -37,6 +38,11 @@ def flow() -> str:
     return f"```mermaid\n{flowchart()}```\n"
 
 
+def acls() -> str:
+    """Return the access control lists of one service, as commands."""
+    return f"```sh\n{acl_commands('run', prefix=DEFAULT_PREFIX, user='rollmill-run')}```\n"
+
+
 def task() -> str:
     """Return the golden task, as fields and as bytes."""
     data = TASK_BYTES.read_bytes()
@@ -47,6 +53,7 @@ def task() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "access": access_table,
+    "acls": acls,
     "flow": flow,
     "reference": wire_page,
     "task": task,

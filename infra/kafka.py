@@ -33,7 +33,7 @@ from infra.blobs import BlobStore
 from infra.bus import Committed, Consumer, Headers, Listener, Position, Reader, TopicPartition
 from infra.errors import BusError
 from infra.kafka_consumer import GroupMember, PartitionReader
-from infra.kafka_link import KafkaLimits, KafkaLink
+from infra.kafka_link import PUBLISH_ADVICE, KafkaLimits, KafkaLink
 from infra.security import PLAINTEXT, Security
 from infra.topic_shape import ANY_COPIES, Durability
 from schemas.topics import DEFAULT_PREFIX, Topic
@@ -123,7 +123,8 @@ class KafkaBus:
         """Append a record and return once it is durable; no partition means: spread evenly."""
         if value is None and key is None:
             raise BusError(f"publishing to {topic}: a record needs a key or a value")
-        async with self._link.guarded(self._limits.outage_s, f"publishing to {self._link.prefix}{topic}"):
+        doing = f"publishing to {self._link.prefix}{topic}"
+        async with self._link.guarded(self._limits.outage_s, doing, advice=PUBLISH_ADVICE):
             place = await self._place(topic, partition)
             record = {"value": value, "key": key, "partition": place, "headers": list(headers)}
             try:

@@ -35,6 +35,12 @@ from schemas.limits import FETCH_BYTES, RECORD_BYTES
 
 log = logging.getLogger(__name__)
 
+START_ADVICE = "start one with `rollmill up` or `rollmill broker start`, or set bus.bootstrap"
+"""For who cannot connect."""
+
+PUBLISH_ADVICE = "does a broker run, has it room on its disk, are enough copies in sync (min.insync.replicas)?"
+"""For who was connected, and whose records are acknowledged no more."""
+
 _RETRY_S = 0.1
 """Pause before a question that failed for now is asked again, seconds."""
 
@@ -140,15 +146,14 @@ class KafkaLink:
         return TopicPartition(partition.topic.removeprefix(self.prefix), partition.partition)
 
     @asynccontextmanager
-    async def guarded(self, limit_s: float, doing: str) -> AsyncIterator[None]:
-        """Bound a block, and name what was tried when it fails."""
+    async def guarded(self, limit_s: float, doing: str, *, advice: str = START_ADVICE) -> AsyncIterator[None]:
+        """Bound a block, and name what was tried and what to do when it fails."""
         try:
             async with asyncio.timeout(limit_s):
                 yield
         except TimeoutError as error:
             raise BusError(
-                f"{doing}: no answer from {self.bootstrap or 'an empty address'} in {limit_s:g} s; "
-                "start one with `rollmill up` or `rollmill broker start`, or set bus.bootstrap"
+                f"{doing}: no answer from {self.bootstrap or 'an empty address'} in {limit_s:g} s; {advice}"
             ) from error
         except _DENIED as error:
             raise BusError(f"{doing} at {self.bootstrap}: {self.denied('access', _resource(error))}") from error

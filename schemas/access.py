@@ -64,5 +64,25 @@ def access_table(topics: Sequence[Topic[Any]] = TABLE) -> str:
     return "\n".join(lines) + "\n"
 
 
+def acl_commands(service: str, *, prefix: str, user: str, topics: Sequence[Topic[Any]] = TABLE) -> str:
+    """Return the calls of Kafka's `kafka-acls.sh` that allow a user to be a service.
+
+    Args:
+        service: name of the service.
+        prefix: put before every topic and group.
+        user: who it logs in as.
+        topics: the table.
+    """
+    (needed,) = (one for one in access(topics) if one.service == service)
+    tool = "kafka-acls.sh --bootstrap-server HOST:PORT --command-config admin.properties --add"
+    options = [f"--operation Describe --operation DescribeConfigs --topic {prefix} --resource-pattern-type prefixed"]
+    for operation, names in (("Read", needed.reads), ("Write", needed.writes)):
+        options += [f"--operation {operation} --topic {prefix}{name}" for name in names]
+    options += [f"--operation Read --group {prefix}{needed.joins}"] if needed.joins else []
+    options += [f"--operation Describe --group {prefix}{name}" for name in needed.looks_at]
+    heading = f'acls() {{ {tool} --allow-principal "User:{user}" "$@"; }}'
+    return "\n".join([heading, *(f"acls {option}" for option in options)]) + "\n"
+
+
 def _names(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)

@@ -70,6 +70,9 @@ class LocalCluster:
             "offsets.topic.replication.factor": copies,
             "transaction.state.log.replication.factor": copies,
             "transaction.state.log.min.isr": enough,
+            # A broker asks the active controller, for ids of producers among others; a frozen one would hold it up for
+            # half a minute, although another has been elected long since.
+            "controller.socket.timeout.ms": "3000",
         }
 
     @property

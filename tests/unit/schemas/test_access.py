@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.access import JOINS, access, access_table
+from schemas.access import JOINS, access, access_table, acl_commands
 from schemas.topics import EPISODES, ROLLOUTS, TABLE
 
 
@@ -32,3 +32,15 @@ def test_the_page_has_a_row_for_each_service():
     assert [row.split(" ")[1] for row in rows] == [needed.service for needed in access()]
     assert "| policy | `control` | `metrics` | - |" in rows
     assert all("|  |" not in row for row in rows)
+
+
+def test_the_commands_of_one_service_are_its_row():
+    """With the prefix, which the table does not know."""
+    commands = acl_commands("run", prefix="p.", user="alice", topics=[EPISODES, ROLLOUTS]).splitlines()
+    assert "User:alice" in commands[0]
+    assert commands[1:] == [
+        "acls --operation Describe --operation DescribeConfigs --topic p. --resource-pattern-type prefixed",
+        "acls --operation Read --topic p.episodes",
+        "acls --operation Write --topic p.rollouts",
+        "acls --operation Read --group p.run",
+    ]
