@@ -15,13 +15,15 @@ from pathlib import Path
 
 import msgpack
 
+from schemas.access import access_table, acl_commands
 from schemas.diagram import flowchart, table
+from schemas.topics import DEFAULT_PREFIX
 from schemas.wire_page import wire_page
 
 ROOT = Path(__file__).parent.parent
 """Of the repository."""
 
-PAGES = ("README.md", "ARCHITECTURE.md", "docs/wire.md")
+PAGES = ("README.md", "ARCHITECTURE.md", "docs/security.md", "docs/wire.md")
 """Pages with generated parts."""
 
 TASK_BYTES = ROOT / "tests" / "golden" / "v1" / "rollmill.task.msgpack"
@@ -36,6 +38,11 @@ def flow() -> str:
     return f"```mermaid\n{flowchart()}```\n"
 
 
+def acls() -> str:
+    """Return the access control lists of one service, as commands."""
+    return f"```sh\n{acl_commands('run', prefix=DEFAULT_PREFIX, user='rollmill-run')}```\n"
+
+
 def task() -> str:
     """Return the golden task, as fields and as bytes."""
     data = TASK_BYTES.read_bytes()
@@ -44,7 +51,14 @@ def task() -> str:
     return f"```json\n{fields}\n```\n\nIts {len(data)} bytes, in hex:\n\n```text\n{hexed}\n```\n"
 
 
-PARTS: dict[str, Callable[[], str]] = {"flow": flow, "topics": table, "task": task, "reference": wire_page}
+PARTS: dict[str, Callable[[], str]] = {
+    "access": access_table,
+    "acls": acls,
+    "flow": flow,
+    "reference": wire_page,
+    "task": task,
+    "topics": table,
+}
 
 
 def refreshed(page: str) -> str:

@@ -10,13 +10,15 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from infra.breaker import BreakerLimits
 from infra.errors import ConfigError
+from infra.security_config import REVEAL, Secret, SecurityConfig
+from infra.topic_shape import Durability
 from infra.worker import Limits
 from schemas.topics import DEFAULT_PREFIX
 
@@ -27,7 +29,8 @@ ENV_PREFIX = "ROLLMILL_"
 class Section(BaseModel):
     """A group of settings."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Without the inputs: one of them may be a password.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class BusConfig(Section):
@@ -40,6 +43,16 @@ class BusConfig(Section):
     )
     session_timeout_s: float = Field(10.0, gt=0, description="A member that is silent this long loses its partitions.")
     heartbeat_s: float = Field(1.0, gt=0, description="Members say that they are alive this often.")
+    replication: int | None = Field(
+        None,
+        gt=0,
+        le=32_767,
+        description="Copies of each new topic, 3 on a real cluster; by default the cluster's own.",
+    )
+    min_insync: int | None = Field(
+        None, gt=0, description="Copies that must have a record before it counts as published, 2 of 3."
+    )
+    security: SecurityConfig = SecurityConfig()
 
     @field_validator("bootstrap")
     @classmethod
@@ -49,6 +62,19 @@ class BusConfig(Section):
             if not (host and colon and port.isdigit()):
                 raise ValueError(f"{address!r} is no address; expected host:port, or several with commas between")
         return value
+
+    @model_validator(mode="after")
+    def _enough_copies(self) -> Self:
+        if self.min_insync is not None and self.replication is not None and self.min_insync > self.replication:
+            raise ValueError(
+                f"min_insync is {self.min_insync} and replication {self.replication}: "
+                "so many copies could never be in sync"
+            )
+        return self
+
+    def durability(self) -> Durability:
+        """Return what topics need beside their line in the table."""
+        return Durability(replicas=self.replication, min_insync=self.min_insync)
 
 
 class PolicyConfig(Section):
@@ -73,7 +99,7 @@ class ClickHouseConfig(Section):
     url: str = Field("http://127.0.0.1:8123", description="ClickHouse's HTTP interface.")
     database: str = Field("rollmill", description="Database of the tables.")
     user: str = Field("default", description="User name.")
-    password: str = Field("", repr=False, description="Password.")
+    password: Secret = Field(SecretStr(""), description="Password.")
 
 
 class BoardConfig(Section):
@@ -198,8 +224,9 @@ def apply_override(settings: dict[str, Any], override: str, *, as_text: bool = F
     for parent in parents:
         settings = settings.setdefault(parent, {})
         if not isinstance(settings, dict):
-            raise ConfigError(f"--set {override!r}: {parent} is not a section")
-    value = _value(text)
+            raise ConfigError(f"--set {key}: {parent} is not a section")
+    # A password is what was given, character by character, brackets and quotes included.
+    value = text if as_text and last.endswith("password") else _value(text)
     settings[last] = text if as_text and not isinstance(value, str | list | dict) else value
 
 
@@ -216,6 +243,11 @@ def explain(error: ValidationError, where: str) -> str:
     return f"{where}: " + "; ".join(lines)
 
 
-def dump(config: BaseModel) -> dict[str, Any]:
-    """Return a configuration as plain values, for manifests."""
-    return config.model_dump(mode="json")
+def dump(config: BaseModel, *, reveal: bool = False) -> dict[str, Any]:
+    """Return a configuration as plain values; what is not set is left out.
+
+    Args:
+        config: the settings.
+        reveal: with its secrets, for a file that only its owner may read; otherwise asterisks stand in their place.
+    """
+    return config.model_dump(mode="json", exclude_none=True, context=REVEAL if reveal else None)

@@ -30,12 +30,21 @@ async def connected(config: BusConfig, *, client: str, check: bool = True) -> As
             them.
 
     Raises:
-        infra.errors.BusError: nothing answers at the bootstrap address, or there is no blob store where one is named.
-        infra.errors.ConfigError: a topic is missing or differs from the table.
+        infra.errors.BusError: nothing answers at the bootstrap address, it refuses us, or there is no blob store where
+            one is named.
+        infra.errors.ConfigError: a topic is missing or differs from the table, or a certificate cannot be read.
     """
     limits = KafkaLimits(session_s=config.session_timeout_s, heartbeat_s=config.heartbeat_s)
     blobs = blob_store(config)
-    bus = KafkaBus(config.bootstrap, prefix=config.prefix, client_id=client, limits=limits, blobs=blobs)
+    bus = KafkaBus(
+        config.bootstrap,
+        prefix=config.prefix,
+        client_id=client,
+        limits=limits,
+        blobs=blobs,
+        security=config.security.open(),
+        durability=config.durability(),
+    )
     try:
         await bus.start()
         if check:

@@ -21,7 +21,6 @@ from aiokafka.errors import (
     DuplicateSequenceNumber,
     InvalidProducerEpoch,
     InvalidProducerIdMapping,
-    KafkaConnectionError,
     KafkaError,
     MessageSizeTooLargeError,
     OutOfOrderSequenceNumber,
@@ -35,8 +34,10 @@ from infra.blobs import BlobStore
 from infra.bus import Committed, Consumer, Headers, Listener, Position, Reader, TopicPartition
 from infra.errors import BusError
 from infra.kafka_consumer import GroupMember, PartitionReader
-from infra.kafka_link import KafkaLimits, KafkaLink
+from infra.kafka_link import PUBLISH_ADVICE, KafkaLimits, KafkaLink
 from infra.kafka_progress import ProgressKeeper
+from infra.security import PLAINTEXT, Security
+from infra.topic_shape import ANY_COPIES, Durability
 from schemas.topics import DEFAULT_PREFIX, Topic
 
 log = logging.getLogger(__name__)
@@ -45,9 +46,6 @@ __all__ = ["KafkaBus", "KafkaLimits"]
 
 _BATCH_BYTES = 65_536
 """Records of one partition are sent together up to this size."""
-
-_START_PAUSE_S = 0.25
-"""Pause before a broker that did not answer is asked again, seconds."""
 
 _SEQUENCE_ERRORS = (
     DuplicateSequenceNumber,
@@ -72,32 +70,44 @@ class KafkaBus:
         client_id: str = "rollmill",
         limits: KafkaLimits | None = None,
         blobs: BlobStore | None = None,
+        security: Security = PLAINTEXT,
+        durability: Durability = ANY_COPIES,
     ) -> None:
+        """Name a cluster; nothing is connected yet.
+
+        Args:
+            bootstrap: addresses, `host:port,host:port`.
+            prefix: put before every topic and group name.
+            client_id: name of this program in the brokers' logs.
+            limits: bounds of every wait.
+            blobs: where values too large for a record lie; without it they are refused.
+            security: how both sides prove themselves.
+            durability: copies that topics are made with, and must have.
+        """
         self.blobs = blobs
         self._limits = limits or KafkaLimits()
-        self._link = KafkaLink(bootstrap, prefix=prefix, client_id=client_id, limits=self._limits)
+        self._link = KafkaLink(bootstrap, prefix=prefix, client_id=client_id, limits=self._limits, security=security)
         self._progress = ProgressKeeper(self._link)
+        self._started = False
+        self._durability = durability
         self._producer: AIOKafkaProducer | None = None
         self._replacing = asyncio.Lock()
         self._retired: set[asyncio.Task[None]] = set()
         self._turn: dict[str, int] = {}
 
     async def start(self) -> None:
-        """Connect. Raises BusError naming the address when nothing answers in time."""
+        """Connect. Raises BusError that says what to check when nothing answers in time or we are refused."""
         try:
-            async with self._link.guarded(self._limits.connect_s, "connecting to Kafka"):
-                while self._producer is None:
-                    try:
-                        self._producer = await self._make_producer()
-                    except KafkaConnectionError:
-                        await asyncio.sleep(_START_PAUSE_S)  # it may be starting beside us
+            await self._link.reach()
             await self._link.start()
         except BaseException:
             await self.close()
             raise
+        self._started = True
 
     async def close(self) -> None:
         """Flush what was accepted and disconnect."""
+        self._started = False
         if self._producer is not None:
             await self._retire(self._producer)
             self._producer = None
@@ -117,7 +127,8 @@ class KafkaBus:
         """Append a record and return once it is durable; no partition means: spread evenly."""
         if value is None and key is None:
             raise BusError(f"publishing to {topic}: a record needs a key or a value")
-        async with self._link.guarded(self._limits.outage_s, f"publishing to {self._link.prefix}{topic}"):
+        doing = f"publishing to {self._link.prefix}{topic}"
+        async with self._link.guarded(self._limits.outage_s, doing, advice=PUBLISH_ADVICE):
             place = await self._place(topic, partition)
             record = {"value": value, "key": key, "partition": place, "headers": list(headers)}
             try:
@@ -138,9 +149,7 @@ class KafkaBus:
         return partition
 
     async def _send(self, topic: str, record: Mapping[str, Any]) -> Position:
-        producer = self._producer
-        if producer is None:
-            raise BusError("the bus is not started: call start() first")
+        producer = await self._ready_producer()
         try:
             acknowledged = await producer.send(self._link.prefix + topic, **record)
             # Shielded: cancelling the future would not unsend the record, only hide what became of it.
@@ -155,7 +164,17 @@ class KafkaBus:
             raise
         return Position(placed.partition, placed.offset)
 
+    async def _ready_producer(self) -> AIOKafkaProducer:
+        """Return the producer, made at the first record: who only reads may not be allowed to have one."""
+        if not self._started:
+            raise BusError("the bus is not started: call start() first")
+        async with self._replacing:
+            if self._producer is None:
+                self._producer = await self._make_producer()
+            return self._producer
+
     async def _make_producer(self) -> AIOKafkaProducer:
+        await self._link.reach()
         producer = AIOKafkaProducer(
             **self._link.options(),
             acks="all",
@@ -196,12 +215,14 @@ class KafkaBus:
         """Join a consumer group; returns with the first assignment."""
         for topic in topics:
             await self._link.partitions(topic)
+        await self._link.reach()
         member = GroupMember(self._link, group, listener or Listener())
         await member.start(list(topics))
         return member
 
     async def read(self, start: Mapping[TopicPartition, int]) -> Reader:
         """Read partitions from these offsets on; an offset that is not in the log raises OffsetLost."""
+        await self._link.reach()
         reader = PartitionReader(self._link, start)
         await reader.start()
         return reader
@@ -231,8 +252,8 @@ class KafkaBus:
 
     async def create_topics(self, topics: Iterable[Topic[Any]]) -> list[str]:
         """Create the topics that are missing and return their names."""
-        return await kafka_topics.create(self._link, topics)
+        return await kafka_topics.create(self._link, topics, self._durability)
 
     async def check_topics(self, topics: Iterable[Topic[Any]]) -> None:
         """Raise ConfigError listing every topic that is missing or differs from the table."""
-        await kafka_topics.check(self._link, topics)
+        await kafka_topics.check(self._link, topics, self._durability)

@@ -1,7 +1,8 @@
 """The connection to a Kafka cluster that everything else shares: names, limits, errors, and questions about offsets.
 
 Names without a prefix live on our side of this file, names with it on Kafka's. Every call to the cluster goes through
-`guarded`, so it has a limit and fails as a BusError that says what was tried and where. No record passes through here.
+`guarded`, so it has a limit and fails as a BusError that says what was tried and where. Every client is made after
+`reach`, from the addresses that answer just then. No record passes through here.
 """
 
 from __future__ import annotations
@@ -17,13 +18,28 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka import TopicPartition as KafkaPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError, KafkaTimeoutError
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    GroupAuthorizationFailedError,
+    KafkaError,
+    KafkaTimeoutError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+)
 
 from infra.bus import Committed, TopicPartition
 from infra.errors import BusError
+from infra.kafka_reach import reach
+from infra.security import PLAINTEXT, Security
 from schemas.limits import FETCH_BYTES, RECORD_BYTES
 
 log = logging.getLogger(__name__)
+
+START_ADVICE = "start one with `rollmill up` or `rollmill broker start`, or set bus.bootstrap"
+"""For who cannot connect."""
+
+PUBLISH_ADVICE = "does a broker run, has it room on its disk, are enough copies in sync (min.insync.replicas)?"
+"""For who was connected, and whose records are acknowledged no more."""
 
 _RETRY_S = 0.1
 """Pause before a question that failed for now is asked again, seconds."""
@@ -66,14 +82,33 @@ class KafkaLimits:
     """Wait for company before a batch is sent, milliseconds; batches form anyway while one is under way."""
 
 
+_DENIED = (ClusterAuthorizationFailedError, GroupAuthorizationFailedError, TopicAuthorizationFailedError)
+"""An access control list forbids it."""
+
+
+def _resource(error: KafkaError) -> str:
+    """Return what an access error is about; the library names topics as a list, a set or one text."""
+    # Who may write to any topic may have a producer, whatever it may do on the cluster.
+    kinds = {
+        ClusterAuthorizationFailedError: "the cluster or any topic",
+        GroupAuthorizationFailedError: "the group",
+    }
+    named = ", ".join(str(value) for value in error.args if value)
+    return f"{kinds.get(type(error), 'the topic')} {named}".strip()
+
+
 class KafkaLink:
     """One cluster, one prefix."""
 
-    def __init__(self, bootstrap: str, *, prefix: str, client_id: str, limits: KafkaLimits) -> None:
+    def __init__(
+        self, bootstrap: str, *, prefix: str, client_id: str, limits: KafkaLimits, security: Security = PLAINTEXT
+    ) -> None:
         self.bootstrap = bootstrap
         self.prefix = prefix
         self.limits = limits
         self._client_id = client_id
+        self._security = security
+        self._answering = bootstrap
         self._partitions: dict[str, int] = {}
         self._admin: AIOKafkaAdminClient | None = None
         self._offsets: AIOKafkaConsumer | None = None
@@ -81,11 +116,26 @@ class KafkaLink:
     def options(self) -> dict[str, Any]:
         """Return what every client is made with."""
         return {
-            "bootstrap_servers": self.bootstrap,
+            "bootstrap_servers": self._answering,
             "client_id": self._client_id,
             "request_timeout_ms": int(self.limits.request_s * 1000),
             "retry_backoff_ms": int(_RETRY_S * 1000),
+            **self._security.options(),
         }
+
+    async def reach(self) -> None:
+        """Find the addresses that answer; clients made next begin there. Raises BusError when none does.
+
+        A client tries its addresses one by one, each for as long as a request may take: a frozen broker would use up
+        the whole time for connecting.
+        """
+        answers = await reach(self.bootstrap, self._security, limit_s=self.limits.connect_s)
+        self._answering = ",".join(answer.address for answer in answers)
+
+    def denied(self, operation: str, resource: str) -> str:
+        """Return what an access control list refused, for an error."""
+        who = f"user {self._security.user!r}" if self._security.user else "this client"
+        return f"{who} has no {operation} on {resource}; docs/security.md lists what each service needs"
 
     def outer(self, partition: TopicPartition) -> KafkaPartition:
         """Return a partition under its name on the cluster."""
@@ -96,22 +146,23 @@ class KafkaLink:
         return TopicPartition(partition.topic.removeprefix(self.prefix), partition.partition)
 
     @asynccontextmanager
-    async def guarded(self, limit_s: float, doing: str) -> AsyncIterator[None]:
-        """Bound a block, and name what was tried when it fails."""
+    async def guarded(self, limit_s: float, doing: str, *, advice: str = START_ADVICE) -> AsyncIterator[None]:
+        """Bound a block, and name what was tried and what to do when it fails."""
         try:
             async with asyncio.timeout(limit_s):
                 yield
         except TimeoutError as error:
             raise BusError(
-                f"{doing}: no answer from {self.bootstrap or 'an empty address'} in {limit_s:g} s; "
-                "start one with `rollmill up` or `rollmill broker start`, or set bus.bootstrap"
+                f"{doing}: no answer from {self.bootstrap or 'an empty address'} in {limit_s:g} s; {advice}"
             ) from error
+        except _DENIED as error:
+            raise BusError(f"{doing} at {self.bootstrap}: {self.denied('access', _resource(error))}") from error
         except KafkaError as error:
             raise BusError(f"{doing} at {self.bootstrap}: {type(error).__name__}: {error}") from error
 
     async def start(self) -> None:
         """Connect the clients that ask questions; the cluster is known to answer."""
-        async with self.guarded(self.limits.request_s, "connecting"):
+        async with self.guarded(self.limits.connect_s, "connecting"):
             self._admin = AIOKafkaAdminClient(**self.options())
             await self._admin.start()
             self._offsets = AIOKafkaConsumer(**self.options(), enable_auto_commit=False)
@@ -141,6 +192,8 @@ class KafkaLink:
         give_up = asyncio.get_running_loop().time() + self.limits.topic_s
         async with self.guarded(self.limits.outage_s, f"looking up topic {name}"):
             while not (found := (await self.patiently(lambda: self.admin.describe_topics([name])))[0])["partitions"]:
+                if found["error_code"] == TopicAuthorizationFailedError.errno:
+                    raise BusError(f"looking up topic {name} at {self.bootstrap}: {self.denied('DESCRIBE', name)}")
                 if asyncio.get_running_loop().time() >= give_up:
                     raise BusError(
                         f"no topic {name} at {self.bootstrap}; "
@@ -205,14 +258,24 @@ class KafkaLink:
     async def settings(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:
         """Return topic -> its settings on the cluster."""
         asked = [ConfigResource(ConfigResourceType.TOPIC, self.prefix + topic) for topic in topics]
+        give_up = asyncio.get_running_loop().time() + self.limits.topic_s
         async with self.guarded(self.limits.outage_s, "reading the settings of topics"):
-            answers = await self.patiently(lambda: self.admin.describe_configs(asked))
+            while True:
+                answers = await self.patiently(lambda: self.admin.describe_configs(asked))
+                resources = [resource for answer in answers for resource in answer.resources]
+                late = any(resource[0] == UnknownTopicOrPartitionError.errno for resource in resources)
+                # Each broker learns of a new topic by itself, and any of them may have been asked.
+                if not late or asyncio.get_running_loop().time() >= give_up:
+                    break
+                await asyncio.sleep(_RETRY_S)
         found: dict[str, dict[str, str]] = {}
-        for answer in answers:
-            for code, message, _, name, entries in answer.resources:
-                if code:
-                    raise BusError(f"reading the settings of {name} at {self.bootstrap}: {message or code}")
-                found[name.removeprefix(self.prefix)] = {entry[0]: entry[1] for entry in entries}
+        for code, message, _, name, entries in resources:
+            if code == TopicAuthorizationFailedError.errno:
+                doing = f"reading the settings of {name} at {self.bootstrap}"
+                raise BusError(f"{doing}: {self.denied('DESCRIBE_CONFIGS', name)}")
+            if code:
+                raise BusError(f"reading the settings of {name} at {self.bootstrap}: {message or code}")
+            found[name.removeprefix(self.prefix)] = {entry[0]: entry[1] for entry in entries}
         return found
 
     async def lost(self, partition: TopicPartition, offset: int) -> str:

@@ -1,7 +1,7 @@
 """Topics on a Kafka cluster: made from the table, and compared with it.
 
-Existing topics are never altered: a change of partitions would move keys, one of retention could delete data. The
-number of replicas is the cluster's own default, since the table knows no cluster.
+Existing topics are never altered: a change of partitions would move keys, one of retention could delete data. How many
+copies there are is the caller's wish, or the cluster's own default: the table knows no cluster.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.admin.new_topic import NewTopic
-from aiokafka.errors import TopicAlreadyExistsError, for_code
+from aiokafka.errors import TopicAlreadyExistsError, TopicAuthorizationFailedError, for_code
 
 from infra.errors import BusError
 from infra.kafka_link import KafkaLink
-from infra.topic_shape import Shape, configs, require, shape_of
+from infra.topic_shape import ANY_COPIES, Durability, Shape, configs, require, shape_of
 from schemas.topics import Topic
 
 log = logging.getLogger(__name__)
@@ -28,17 +28,22 @@ _UNKNOWN_TOPIC = 3
 _LOOK_S = 0.05
 """Pause between two looks at topics that are being made, seconds."""
 
+_LOOKS = 10
+"""Further looks for a topic that seems to be missing."""
 
-async def create(link: KafkaLink, topics: Iterable[Topic[Any]]) -> list[str]:
+
+async def create(link: KafkaLink, topics: Iterable[Topic[Any]], durability: Durability = ANY_COPIES) -> list[str]:
     """Create the topics that are missing and return their names without the prefix, once they can be written."""
     table = list(topics)
-    present = await _partition_counts(link, [topic.name for topic in table])
+    present = await _present(link, [topic.name for topic in table])
     missing = [topic for topic in table if topic.name not in present]
     if not missing:
         return []
-    replicas = await _default_replicas(link)
+    replicas = durability.replicas or await _default_replicas(link)
     wanted = [
-        NewTopic(link.prefix + topic.name, topic.partitions, replicas, topic_configs=configs(shape_of(topic)))
+        NewTopic(
+            link.prefix + topic.name, topic.partitions, replicas, topic_configs=configs(shape_of(topic), durability)
+        )
         for topic in missing
     ]
     async with link.guarded(link.limits.outage_s, "creating topics"):
@@ -51,29 +56,43 @@ async def create(link: KafkaLink, topics: Iterable[Topic[Any]]) -> list[str]:
     return [topic.name for topic in missing]
 
 
-async def check(link: KafkaLink, topics: Iterable[Topic[Any]]) -> None:
+async def check(link: KafkaLink, topics: Iterable[Topic[Any]], durability: Durability = ANY_COPIES) -> None:
     """Raise ConfigError listing every topic that is missing or differs from the table."""
     table = list(topics)
-    counts = await _partition_counts(link, [topic.name for topic in table])
-    settings = await link.settings(counts) if counts else {}
-    found = {name: _shape(count, settings[name]) for name, count in counts.items()}
-    require(table, found, prefix=link.prefix, where=link.bootstrap)
+    names = [topic.name for topic in table]
+    present = await _present(link, names)
+    looks = _LOOKS
+    while looks and len(present) < len(names):
+        # Each broker learns of a new topic by itself, and any of them may have been asked.
+        await asyncio.sleep(_LOOK_S)
+        present = await _present(link, names)
+        looks -= 1
+    settings = await link.settings(present) if present else {}
+    found = {name: _shape(partitions, settings[name]) for name, partitions in present.items()}
+    require(table, found, prefix=link.prefix, where=link.bootstrap, durability=durability)
 
 
-def _shape(partitions: int, settings: dict[str, str]) -> Shape:
+def _shape(partitions: list[dict[str, Any]], settings: dict[str, str]) -> Shape:
     cleanup = settings["cleanup.policy"]
     return Shape(
-        partitions=partitions,
+        partitions=len(partitions),
         cleanup=cleanup,
         retention_ms=None if cleanup == "compact" else int(settings["retention.ms"]),
         max_bytes=int(settings["max.message.bytes"]),
+        replicas=min((len(partition["replicas"]) for partition in partitions), default=0),
+        min_insync=int(settings["min.insync.replicas"]),
     )
 
 
-async def _partition_counts(link: KafkaLink, names: Sequence[str]) -> dict[str, int]:
+async def _present(link: KafkaLink, names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """Return topic -> its partitions, for those that there are. Raises BusError for one that we may not see."""
+    found = await _describe(link, names)
+    hidden = sorted(topic["topic"] for topic in found if topic["error_code"] == TopicAuthorizationFailedError.errno)
+    if hidden:
+        raise BusError(f"looking up topics at {link.bootstrap}: {link.denied('DESCRIBE', ', '.join(hidden))}")
     return {
-        topic["topic"].removeprefix(link.prefix): len(topic["partitions"])
-        for topic in await _describe(link, names)
+        topic["topic"].removeprefix(link.prefix): topic["partitions"]
+        for topic in found
         if topic["error_code"] != _UNKNOWN_TOPIC
     }
 

@@ -24,9 +24,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from infra.broker import jars, probe
+from infra.broker import jars
 from infra.broker.errors import JavaNotFound, MavenNotFound
-from infra.errors import ConfigError
+from infra.errors import BusError, ConfigError
+from infra.kafka_reach import reach
+from infra.security_config import SecurityConfig
 from rollmill import ports
 from rollmill.paths import DATA_DIR, RUN_NAME
 from rollmill.supervisor import running
@@ -93,19 +95,21 @@ class Diagnosis:
         return all(check.verdict is not Verdict.MISSING for check in self.checks)
 
 
-async def diagnose(data_dir: Path = DATA_DIR, *, bootstrap: str | None = None) -> Diagnosis:
+async def diagnose(
+    data_dir: Path = DATA_DIR, *, bootstrap: str | None = None, security: SecurityConfig | None = None
+) -> Diagnosis:
     """Check this machine.
 
     Args:
         data_dir: where a local system would keep its data.
-        bootstrap: address of a Kafka that runs elsewhere; without it a local one is expected to work.
+        bootstrap: addresses of a Kafka that runs elsewhere; without it a local one is expected to work.
+        security: how to connect to it.
     """
     at_once: tuple[Callable[[], Check], ...] = (
         _python,
         lambda: _java(needed=bootstrap is None),
         lambda: _maven(needed=bootstrap is None),
         _kafka_jars,
-        *([lambda: _kafka(bootstrap)] if bootstrap else []),
         lambda: _services(data_dir),
         lambda: _ports(data_dir),
         lambda: _writable(data_dir),
@@ -115,9 +119,10 @@ async def diagnose(data_dir: Path = DATA_DIR, *, bootstrap: str | None = None) -
         *(lambda tool=tool, what=what: _tool(tool, what) for tool, what in _SANDBOXES),
     )
     checked = await asyncio.gather(*(asyncio.to_thread(_guarded, check) for check in at_once))
+    elsewhere = [await _kafka(bootstrap, security or SecurityConfig())] if bootstrap else []
     # One after the other: two imports of this size at once only slow each other down.
     imported = [await _package(*package) for package in _PACKAGES]
-    return Diagnosis((checked[0], *imported, *checked[1:]))
+    return Diagnosis((checked[0], *imported, *elsewhere, *checked[1:]))
 
 
 def render(diagnosis: Diagnosis, console: Console) -> None:
@@ -224,18 +229,17 @@ def _jar_folder() -> Path | None:
     return next(jars.cache_dir().glob(f"kafka-*-{digest}/libs"), None)
 
 
-def _kafka(bootstrap: str) -> Check:
-    first = bootstrap.split(",", maxsplit=1)[0]
-    host, _, port = first.rpartition(":")
-    if not host or not port.isdecimal():
-        return Check("Kafka", Verdict.MISSING, f"{bootstrap!r} is no address", "give HOST:PORT,HOST:PORT")
-    answer = probe.ask(host, int(port), limit_s=PROBE_LIMIT_S)
-    if answer is None:
-        advice = "is the address right, does the broker run, does it take plaintext connections from here?"
-        return Check("Kafka", Verdict.MISSING, f"nothing that speaks Kafka answers at {first}", advice)
-    if answer.brokers == 0:
-        return Check("Kafka", Verdict.WARNING, f"{first} answers but has no broker yet", "it is starting; try again")
-    return Check("Kafka", Verdict.OK, f"cluster {answer.cluster} with {answer.brokers} brokers answers at {first}")
+async def _kafka(bootstrap: str, security: SecurityConfig) -> Check:
+    try:
+        answers = await reach(bootstrap, security.open(), limit_s=PROBE_LIMIT_S)
+    except (BusError, ConfigError) as error:
+        advice = "is the address right (HOST:PORT,HOST:PORT), does the broker run, is bus.security what it wants?"
+        return Check("Kafka", Verdict.MISSING, str(error), advice)
+    first = answers[0]
+    if first.brokers == 0:
+        return Check("Kafka", Verdict.WARNING, f"{first.address} has no broker yet", "it is starting; try again")
+    found = f"cluster {first.cluster} with {first.brokers} brokers answers at {first.address}"
+    return Check("Kafka", Verdict.OK, f"{found} ({security.protocol})")
 
 
 def _services(data_dir: Path) -> Check:

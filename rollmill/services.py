@@ -21,7 +21,9 @@ from pathlib import Path
 from infra.broker.local import START_LIMIT_S, STOP_LIMIT_S
 from infra.config import Config, dump
 from infra.envhost.address import UNIX_PATH_BYTES
+from infra.errors import ConfigError
 from infra.loopback import HOST
+from infra.security import Protocol
 from rollmill import ports, toml
 from rollmill.paths import BLOBS_NAME, CONFIG_NAME, DATA_DIR, PORTS_NAME, RUN_NAME
 from rollmill.supervisor import Restart, Service
@@ -91,8 +93,9 @@ class LocalPlan:
         self.data_dir.mkdir(parents=True, exist_ok=True)
         ports.keep(self.ports, self.data_dir / PORTS_NAME)
         part = self.config_path.with_suffix(".part")
-        part.touch(mode=0o600)  # it may hold ClickHouse's password
-        part.write_text(f"{CONFIG_HEADING}\n\n{toml.dumps(dump(self.config))}")
+        part.unlink(missing_ok=True)
+        part.touch(mode=0o600)  # it may hold passwords
+        part.write_text(f"{CONFIG_HEADING}\n\n{toml.dumps(dump(self.config, reveal=True))}")
         part.replace(self.config_path)
 
 
@@ -118,9 +121,15 @@ def make_plan(
         run_workers: how many RUN workers.
 
     Raises:
-        ConfigError: there is no free port.
+        ConfigError: there is no free port, or the log is secured but would be started here.
     """
     data_dir, base = data_dir.absolute(), base or Config()
+    protocol = base.bus.security.protocol
+    if bootstrap is None and protocol is not Protocol.PLAINTEXT:
+        raise ConfigError(
+            f"bus.security.protocol is {protocol}, but the broker that is started here speaks plaintext on loopback: "
+            "give the secured cluster with --bootstrap, or leave bus.security out"
+        )
     socket = f"unix:{data_dir / 'envhost.sock'}"
     own = {"broker": bootstrap is None, "policy": policy_url is None, "clickhouse": clickhouse_url is None}
     own["board"] = find_spec("faust") is not None
@@ -191,7 +200,7 @@ def _stores(plan: LocalPlan, argv: Argv) -> tuple[Service, ...]:
         Service(
             name="clickhouse",
             argv=argv("clickhouse", "--data", str(data / "clickhouse"), "--port", _port(plan, "clickhouse")),
-            env={"ROLLMILL_CLICKHOUSE__PASSWORD": plan.config.clickhouse.password},
+            env={"ROLLMILL_CLICKHOUSE__PASSWORD": plan.config.clickhouse.password.get_secret_value()},
             ready=answers_http(f"{plan.config.clickhouse.url}/ping"),
         ),
         Service(name="sink", argv=argv("sink", *config), after=("topics", "clickhouse"), ready=at_once()),

@@ -9,4 +9,6 @@ from infra.config import Config
 def address(config: Config) -> Address:
     """Return the address of the configured ClickHouse."""
     store = config.clickhouse
-    return Address.parse(store.url, database=store.database, user=store.user, password=store.password)
+    return Address.parse(
+        store.url, database=store.database, user=store.user, password=store.password.get_secret_value()
+    )

@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 import msgpack
 import msgspec
 
+from schemas.entries import more_than
 from schemas.limits import VALUE_BYTES
 from schemas.message import Message
 
 M = TypeVar("M", bound=Message)
 
 MAX_ITEMS = 1_000_000
-"""Most entries of one array or map in a message."""
+"""Most values in a message: scalars, arrays, maps and their keys."""
 
 MAX_DEPTH = 64
 """Deepest nesting of arrays and maps, so that whoever walks a payload may recurse."""
@@ -50,6 +51,8 @@ def encode(message: Message) -> bytes:
         fields = {"v": type(message).V, **msgspec.to_builtins(message, builtin_types=(bytes,))}
         check_plain(fields)
         packed: bytes = msgpack.packb(fields, use_bin_type=True)
+        if more_than(MAX_ITEMS, packed):
+            raise ValueError(f"more than {MAX_ITEMS} values")  # noqa: TRY301 - named like the others below
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         # Integers over 64 bits, lone surrogates, objects: each library names them by an error of its own.
         raise TypeError(f"{message.wire_type()} has no form on the wire: {error}") from error
@@ -80,6 +83,8 @@ def decode(data: bytes, *types: type[M]) -> M:
 def _unpack(data: bytes) -> dict[str, Any]:
     if len(data) > VALUE_BYTES:
         raise DecodeError(f"{len(data)} bytes; at most {VALUE_BYTES} are decoded", data)
+    if more_than(MAX_ITEMS, data):
+        raise DecodeError(f"more than {MAX_ITEMS} values; a message holds at most so many", data)
     try:
         fields = msgpack.unpackb(
             data,

@@ -142,7 +142,7 @@ def test_the_pages_limits_are_ours():
     assert f"{VALUE_BYTES // 2**20} MiB uncompressed" in prose
     assert f"a record at most {INLINE_BYTES:,} bytes as sent, with key and headers" in prose
     assert f"once it is {KEEP_MS // (24 * HOUR_MS)} days old" in prose
-    assert f"{codec.MAX_ITEMS:,} entries" in prose
+    assert f"{codec.MAX_ITEMS:,} values" in prose
     assert f"at most {codec.MAX_DEPTH} deep" in prose
 
 

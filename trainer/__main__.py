@@ -1,4 +1,4 @@
-"""The trainer as a process: `python -m trainer RUN.toml [--resume] [--set a.b=c]`.
+"""The trainer as a process: `python -m trainer RUN.toml [--resume] [--set a.b=c] [--config FILE]`.
 
 SIGTERM or SIGINT ends it at once and leaves everything to be resumed; a run that reaches its own end writes that down
 and exits with 0.
@@ -15,10 +15,9 @@ from pathlib import Path
 import click
 
 from infra.clock import SystemClock
-from infra.config import BusConfig
+from infra.config import load
 from infra.connect import connected
 from infra.service import run_service, set_up_logging, until_stopped
-from schemas.topics import DEFAULT_PREFIX
 from trainer import loop
 from trainer.config import load_config
 from trainer.progress import Progress
@@ -30,19 +29,30 @@ log = logging.getLogger("trainer")
 @click.argument("path", metavar="RUN.toml", type=click.Path(path_type=Path))
 @click.option("--resume", is_flag=True, help="Go on with a run that was started before.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Overrides a value of RUN.toml.")
-@click.option("--bootstrap", default="127.0.0.1:9092", show_default=True, help="Addresses of the Kafka brokers.")
-@click.option("--prefix", default=DEFAULT_PREFIX, show_default=True, help="Put before every topic name.")
-@click.option("--blobs", default="", help="Directory of the values too large for a record (bus.blobs).")
+@click.option("--config", "settings", type=click.Path(path_type=Path), help="TOML file with the settings of the log.")
+@click.option("--bootstrap", help="Addresses of the Kafka brokers; before `bus.bootstrap`.")
+@click.option("--prefix", help="Put before every topic name; before `bus.prefix`.")
+@click.option("--blobs", help="Directory of the values too large for a record; before `bus.blobs`.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 def command(
-    path: Path, overrides: tuple[str, ...], bootstrap: str, prefix: str, blobs: str, *, resume: bool, as_json: bool
+    path: Path,
+    overrides: tuple[str, ...],
+    settings: Path | None,
+    bootstrap: str | None,
+    prefix: str | None,
+    blobs: str | None,
+    *,
+    resume: bool,
+    as_json: bool,
 ) -> None:
     """Train the run of RUN.toml."""
     set_up_logging()
 
     async def main() -> None:
         config = load_config(path, overrides)
-        async with connected(BusConfig(bootstrap=bootstrap, prefix=prefix, blobs=blobs), client="trainer") as bus:
+        given = {"bootstrap": bootstrap, "prefix": prefix, "blobs": blobs}
+        bus_overrides = [f"bus.{key}={value}" for key, value in given.items() if value is not None]
+        async with connected(load(settings, bus_overrides).bus, client="trainer") as bus:
 
             async def train() -> None:
                 result = await loop.run(config, bus, SystemClock(), resume=resume, on_progress=step_logger())

@@ -38,6 +38,7 @@ from infra.clock import Clock
 from infra.config import BusConfig
 from infra.errors import ServiceError
 from infra.loopback import HOST
+from infra.security import Security
 from schemas.topics import EVENTS
 
 log = logging.getLogger(__name__)
@@ -140,6 +141,7 @@ class BoardService:
             env={},  # Faust reads names as common as DEBUG and WEB_PORT from the environment
             autodiscover=False,
             broker=[f"kafka://{address.strip()}" for address in self._config.bootstrap.split(",")],
+            broker_credentials=_credentials(self._config.security.open()),
             broker_session_timeout=self._config.session_timeout_s,
             broker_heartbeat_interval=self._config.heartbeat_s,
             broker_request_timeout=self._config.session_timeout_s + REQUEST_S,  # refused if it is the shorter one
@@ -217,3 +219,12 @@ def _record(event: EventT[Any], prefix: str) -> Record:
 
 def _json(view: View, value: object, *, status: int = 200) -> Response:
     return view.bytes(msgspec.json.encode(value), content_type=JSON, status=status)
+
+
+def _credentials(security: Security) -> faust.auth.Credentials | None:
+    """Return what proves us to the brokers, in Faust's words."""
+    if security.protocol.with_user:
+        return faust.auth.SASLCredentials(
+            username=security.user, password=security.password, mechanism=security.mechanism, ssl_context=security.tls
+        )
+    return faust.auth.SSLCredentials(context=security.tls) if security.protocol.encrypted else None

@@ -1,7 +1,8 @@
 """A local Apache Kafka: everything that `rollmill broker` and a supervisor need, as plain functions.
 
-`jars.py` fetches Kafka once, `archive.py` makes it start fast, `local.py` runs one node on a data directory. A real
-cluster needs none of this: give its bootstrap address. Topics are the bus's business (`Bus.create_topics`).
+`jars.py` fetches Kafka once, `archive.py` makes it start fast, `local.py` runs one node on a data directory,
+`cluster.py` several nodes as one cluster. A real cluster needs none of this: give its bootstrap address. Topics are the
+bus's business (`Bus.create_topics`).
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ ServiceError
     |-- AlreadyRunning     a broker runs on this data directory
     |-- PortTaken          the port that the caller insists on belongs to somebody else
     |-- NotStarted         the broker ended or did not answer in time
+    |   |-- DiskFull       there is no room for its data
+    |   `-- WrongData      the data is not Kafka's, of another node or cluster, or of another version
     `-- NotStopped         the broker did not end, not even when killed
 
 The last line of each message is what to do.
@@ -78,6 +80,24 @@ class PortTaken(LocalBrokerError):
 
 class NotStarted(LocalBrokerError):
     """The broker ended or did not answer in time."""
+
+
+class DiskFull(NotStarted):
+    """There is no room for the broker's data."""
+
+    advice = (
+        "make room on that disk (or raise the quota, or `ulimit -f`) and start it again, "
+        "or give another directory with --data"
+    )
+
+
+class WrongData(NotStarted):
+    """The data is not Kafka's, of another node or cluster, or of another version."""
+
+    advice = (
+        "nothing was changed there. Start it with the Kafka and the settings that wrote it, move it away, "
+        "or give another directory with --data"
+    )
 
 
 class NotStopped(LocalBrokerError):

@@ -18,14 +18,14 @@ import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 
 from infra import loopback
-from infra.broker import pidfile, probe
-from infra.broker.errors import AlreadyRunning, NotStarted, NotStopped, PortTaken
+from infra.broker import diagnosis, pidfile, probe
+from infra.broker.errors import AlreadyRunning, DiskFull, NotStarted, NotStopped, PortTaken, WrongData
 from infra.broker.jars import Jars, locked
 from infra.loopback import HOST, PORTS
 
@@ -43,14 +43,14 @@ START_LIMIT_S = 60.0
 STOP_LIMIT_S = 20.0
 """Longest wait for an orderly end, before the process is killed."""
 
+MIN_FREE_BYTES = 100_000_000
+"""A broker is not started with less room on its disk: one that fills up while Kafka repairs its files may lose some."""
+
 _POLL_S = 0.02
 """Pause between two looks at a broker that is starting or ending, seconds."""
 
 _PORT_ATTEMPTS = 3
 """Starts tried when somebody takes the port between its choice and the broker's bind."""
-
-_TAIL_LINES = 20
-"""Last lines of its log shown when the broker does not start."""
 
 _CPU_FLAGS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")  # fewer threads, quicker start, enough speed
 _LOG_FLAGS = (
@@ -83,6 +83,20 @@ class BrokerStatus:
     """Where the broker writes what it has to say."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """How a node differs from the one of a laptop: further listeners, a place in a cluster."""
+
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Lines for server.properties that win over the template; values may use its names, `$$` is a dollar sign."""
+    format_options: tuple[str, ...] = ()
+    """Further options for formatting a new data directory, such as `--add-scram`. They may hold secrets."""
+    cluster: str | None = None
+    """Id of the cluster it belongs to; None: that of its data, a fresh one for a new directory."""
+    heap_mb: int = HEAP_MB
+    """Most heap it may grow to."""
+
+
 class _PortLost(Exception):
     """The chosen port was taken between the choice and the broker's bind."""
 
@@ -98,6 +112,7 @@ class LocalBroker:
         insist: bool = False,
         start_limit_s: float = START_LIMIT_S,
         stop_limit_s: float = STOP_LIMIT_S,
+        node: Node | None = None,
     ) -> None:
         """Name a data directory; nothing is touched yet.
 
@@ -107,7 +122,9 @@ class LocalBroker:
             insist: raise when the wished port is taken, instead of choosing another.
             start_limit_s: longest wait until the broker answers.
             stop_limit_s: longest wait for an orderly end.
+            node: how it differs from the default.
         """
+        self._node = node or Node()
         self.data_dir = data_dir.absolute()
         self._wish = port
         self._insist = insist and port != 0
@@ -131,11 +148,12 @@ class LocalBroker:
             NotStarted: it ended or did not answer in time; the error shows the end of its log.
         """
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        java = [str(jars.java.command), "-Xms64m", f"-Xmx{HEAP_MB}m", *_CPU_FLAGS, *java_flags, *_LOG_FLAGS]
+        java = [str(jars.java.command), "-Xms64m", f"-Xmx{self._node.heap_mb}m", *_CPU_FLAGS, *java_flags, *_LOG_FLAGS]
         java += ["-cp", jars.classpath]
         with locked(self.data_dir / "lock", limit_s=self._start_limit_s + self._stop_limit_s):
             _reap()
             self._refuse_second()
+            self._refuse_full_disk()
             cluster = self._formatted(java)
             for _ in range(_PORT_ATTEMPTS):
                 port = self._choose_port()
@@ -188,6 +206,13 @@ class LocalBroker:
                 f"a broker already runs on {self.data_dir} (pid {entry.pid}, address {HOST}:{entry.port})"
             )
 
+    def _refuse_full_disk(self) -> None:
+        free = shutil.disk_usage(self.data_dir).free
+        if free < MIN_FREE_BYTES:
+            raise DiskFull(
+                f"{free // 1_000_000} MB are free for {self.data_dir}, {MIN_FREE_BYTES // 1_000_000} are needed"
+            )
+
     def _choose_port(self) -> int:
         last = pidfile.read(self._pid_path)
         wish = self._wish or (last.port if last else 0)
@@ -201,7 +226,7 @@ class LocalBroker:
 
     def _cluster(self) -> str | None:
         try:
-            found = re.search(r"^cluster\.id=(\S+)$", self._meta_path.read_text(), re.MULTILINE)
+            found = re.search(r"^cluster\.id=(\S+)$", self._meta_path.read_text(errors="replace"), re.MULTILINE)
         except FileNotFoundError:
             return None
         return found[1] if found else None
@@ -209,13 +234,14 @@ class LocalBroker:
     def _formatted(self, java: list[str]) -> str:
         """Return the cluster id, formatting the directory first when it is new."""
         known = self._cluster()
+        self._refuse_foreign(known)
         if known:
             return known
         fresh = self.data_dir / "log.part"
         shutil.rmtree(fresh, ignore_errors=True)
         config = self._render("format.properties", port=PORTS[0], controller_port=PORTS[1], log_dir=fresh)
-        cluster = _new_cluster_id()
-        tool = ["kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(config)]
+        cluster = self._node.cluster or new_cluster_id()
+        tool = ["kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(config), *self._node.format_options]
         command = [*(flag for flag in java if "ArchiveClassesAtExit" not in flag), *tool]
         try:
             subprocess.run(
@@ -229,16 +255,30 @@ class LocalBroker:
         except subprocess.TimeoutExpired as error:
             raise NotStarted(f"formatting {self.data_dir} for Kafka took over {error.timeout:g} s") from error
         except subprocess.CalledProcessError as error:
-            said = f"formatting {self.data_dir} for Kafka ended with {error.returncode}; it said:\n{error.stdout}"
-            raise NotStarted(said) from None  # the command alone is a page of jars
+            kind, _ = diagnosis.cause(error.stdout)
+            said = f"formatting {self.data_dir} for Kafka ended with {error.returncode}; it said:\n"
+            raise kind(said + diagnosis.tail(error.stdout)) from None  # the command alone is a page of jars
         config.unlink()
         # By rename, so that a killed start never leaves half a format behind.
         fresh.rename(self._meta_path.parent)
         return cluster
 
+    def _refuse_foreign(self, known: str | None) -> None:
+        """Raise WrongData for a directory that is not this node's: Kafka would say so late, or not at all."""
+        folder = self._meta_path.parent
+        if known is None and folder.is_dir() and any(folder.iterdir()):
+            raise WrongData(f"{folder} holds files, but no {self._meta_path.name} that names a cluster.id")
+        wanted = self._node.cluster
+        if known and wanted and known != wanted:
+            raise WrongData(f"{folder} belongs to cluster {known}; this node is of cluster {wanted}")
+
     def _render(self, name: str, **values: object) -> Path:
         path = self.data_dir / name
-        path.write_text(Template(TEMPLATE.read_text()).substitute(values, host=HOST))
+        lines = [f"{key}={value}" for key, value in self._node.settings.items()]
+        text = "\n".join([TEMPLATE.read_text(), *lines]) + "\n"
+        path.unlink(missing_ok=True)
+        path.touch(mode=0o600)  # a node's own settings may hold passwords
+        path.write_text(Template(text).substitute(values, host=HOST))
         return path
 
     def _run(self, java: list[str], *, port: int, cluster: str, detached: bool) -> None:
@@ -274,22 +314,31 @@ class LocalBroker:
             if answer is not None and answer.cluster == cluster and answer.brokers > 0:
                 return
             if process.poll() is not None:
-                said = self._tail()
-                if "Address already in use" in said and not self._insist:
+                if "Address already in use" in self._said() and not self._insist:
                     raise _PortLost
-                raise NotStarted(
-                    f"the broker on {self.data_dir} ended with {process.returncode} while starting; {said}"
-                )
+                kind, line = diagnosis.cause(self._said())
+                because = f" ({line})" if line else ""
+                ended = f"the broker on {self.data_dir} ended with {process.returncode} while starting{because}"
+                raise kind(f"{ended}; {self.last_words()}")
             if time.monotonic() >= give_up:
                 raise NotStarted(
                     f"the broker on {self.data_dir} did not answer at {HOST}:{port} "
-                    f"in {self._start_limit_s:.0f} s; {self._tail()}"
+                    f"in {self._start_limit_s:.0f} s; {self.last_words()}"
                 )
             time.sleep(_POLL_S)
 
-    def _tail(self) -> str:
-        lines = self._log_path.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
-        return f"the end of {self._log_path}:\n" + "\n".join(f"  {line}" for line in lines)
+    def last_words(self) -> str:
+        """Return the end of the broker's log, for an error."""
+        return f"the end of {self._log_path}:\n{diagnosis.tail(self._said())}"
+
+    def ended_by_itself(self) -> NotStarted:
+        """Return the error for a broker that answered and then ended: why, and what to do."""
+        kind, line = diagnosis.cause(self._said())
+        because = f" ({line})" if line else ""
+        return kind(f"the broker on {self.data_dir} ended by itself{because}; {self.last_words()}")
+
+    def _said(self) -> str:
+        return self._log_path.read_text(errors="replace")
 
     @staticmethod
     def _gone(entry: pidfile.Entry, limit_s: float) -> bool:
@@ -321,7 +370,8 @@ def _free_port(but: int = 0) -> int:
     return port
 
 
-def _new_cluster_id() -> str:
+def new_cluster_id() -> str:
+    """Return a fresh id in Kafka's form."""
     while True:
         text = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
         if not text.startswith("-"):  # Kafka's tools would take it for an option

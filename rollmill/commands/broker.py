@@ -65,7 +65,7 @@ async def _watch(started: broker.LocalBroker) -> None:
     async def alive() -> None:
         while (await asyncio.to_thread(started.status)).running:
             await clock.sleep(WATCH_S)
-        raise broker.LocalBrokerError(f"the broker ended by itself; its log is {started.status().log}")
+        raise started.ended_by_itself()
 
     try:
         await until_stopped(alive())

@@ -18,7 +18,7 @@ from aiokafka.errors import OutOfOrderSequenceNumber
 
 from infra import broker
 from infra.broker import pidfile
-from infra.broker.errors import AlreadyRunning, JavaNotFound, MavenNotFound, NotStarted, PortTaken
+from infra.broker.errors import AlreadyRunning, JavaNotFound, MavenNotFound, NotStarted, PortTaken, WrongData
 from infra.broker.local import LocalBroker
 from infra.bus import TopicPartition
 from infra.errors import BusError
@@ -112,7 +112,7 @@ class TestLife:
         broker.stop(data)
         (data / "log" / "meta.properties").write_text("version=1\ncluster.id=AAAAAAAAAAAAAAAAAAAAAA\nnode.id=2\n")
         with pytest.raises(
-            NotStarted, match=r"ended with 1 while starting; the end of .*broker.log:\n(.*\n)*.*node.id"
+            WrongData, match=r"ended with 1 while starting \(.*node id 2 doesn't match .*\); the end of .*broker.log:\n"
         ):
             broker.start(data)
 
@@ -120,7 +120,7 @@ class TestLife:
 
     def test_a_failed_format_shows_what_was_said(self, data):
         """A Java that does not take our flags is quoted."""
-        with pytest.raises(NotStarted, match=r"formatting .* ended with 1; it said:\nUnrecognized VM option"):
+        with pytest.raises(NotStarted, match=r"formatting .* ended with 1; it said:\n  Unrecognized VM option"):
             LocalBroker(data).launch(jars_of_this_machine(), java_flags=["-XX:+NoSuchFlag"], detached=False)
 
     def test_a_start_that_takes_too_long_is_given_up(self, data):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from infra.security_config import SecurityConfig
 from rollmill import doctor
 from rollmill.doctor import Check, Diagnosis, Verdict, diagnose, render
 
@@ -80,9 +81,9 @@ def test_a_directory_that_cannot_be_written_is_named():
 
 
 @pytest.mark.parametrize("address", ["localhost", "localhost:x", ":9092"])
-def test_an_address_that_is_none_is_shown_the_right_form(address):
+async def test_an_address_that_is_none_is_shown_the_right_form(address):
     """Before anything is asked."""
-    assert "HOST:PORT" in doctor._kafka(address).advice
+    assert "HOST:PORT" in (await doctor._kafka(address, SecurityConfig())).advice
 
 
 def test_a_diagnosis_is_plain_data_and_reads_well():
