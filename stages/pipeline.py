@@ -58,7 +58,7 @@ class Pipeline:
                 limits=config.init.limits(),
                 first=True,
             ),
-            Member(run_stage(run.handle), bus, clock, worker=worker, limits=config.run.limits()),
+            Member(run_stage(run.handle, run.withdraw), bus, clock, worker=worker, limits=config.run.limits()),
             Member(eval_stage(grade), bus, clock, worker=worker, limits=config.eval.limits()),
         ]
 

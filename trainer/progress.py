@@ -78,6 +78,11 @@ class Meter:
         """Groups dropped since the last step."""
         return sum(self._dropped_since.values())
 
+    @property
+    def dropped_since(self) -> str:
+        """Groups dropped since the last step, by reason, for a person."""
+        return ", ".join(f"{count} as {reason}" for reason, count in sorted(self._dropped_since.items())) or "none"
+
     def idle(self, seconds: float) -> None:
         """Count time in which nothing was there to read."""
         self._idle += seconds

@@ -1,9 +1,9 @@
 """Episode -> Rollout: claims the environment and drives the turns between it and the policy.
 
 Order at the end: the verdict is taken into the Rollout, the Rollout is published and acknowledged, the lease is
-closed, the input is committed. A claim of a closed lease means that a Rollout of this attempt is in the log already:
-there is nothing to do. A claim of an environment that was stepped before resets it, so a rollout never mixes the
-actions of two workers.
+closed, the input is committed. A claim of a closed lease means that a Rollout of this attempt is in the log already, or
+that the sample was cancelled (its terminal record is the cancel middleware's or the reaper's): there is nothing to do.
+A claim of an environment that was stepped before resets it, so a rollout never mixes the actions of two workers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from infra.envhost.client import EnvHostClient, EnvHosts
 from infra.envhost.heartbeat import heartbeat
 from infra.envhost.lease import Fenced
 from infra.envhost.protocol import Claimed, Closed
-from infra.errors import Failure, boundary
+from infra.errors import ConfigError, Failure, boundary
 from infra.inference.base import Generation, ModelInfo
 from infra.inference.patient import PatientPolicy
 from infra.stage import Done
@@ -69,10 +69,10 @@ class RunStage:
         host = self._hosts.at(episode.host)
         engine = await self._policy.info(episode.task.min_version)
         self._check_tokenizer(engine)
-        claim = await host.claim(episode.lease)
-        if isinstance(claim, Closed):
-            return None
         try:
+            claim = await host.claim(episode.lease)
+            if isinstance(claim, Closed):
+                return None
             return await self._run(episode, family, engine, host, claim)
         except Fenced as fenced:
             # The record was handed to another worker, which claimed the environment: the rollout is its work now, and
@@ -80,6 +80,15 @@ class RunStage:
             # the record is handed out again; what slips through every net is the reaper's.
             log.info("%s: given up: %s", episode.task.id, fenced)
             return None
+
+    async def withdraw(self, episode: Episode) -> None:
+        """Close the environment of a sample that was cancelled, stepped or not."""
+        try:
+            host = self._hosts.at(episode.host)
+        except ConfigError as error:
+            log.warning("%s: nothing to close for it: %s", episode.task.id, error)
+            return
+        await host.withdraw(episode.lease)
 
     async def _run(
         self, episode: Episode, family: Handler, engine: ModelInfo, host: EnvHostClient, claim: Claimed
