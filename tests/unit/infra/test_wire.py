@@ -176,7 +176,7 @@ async def test_control_records_replace_their_key(bus, name):
     await Publisher(bus, VirtualClock(), "trainer").publish(CONTROL, SAMPLES[name])
     (record,) = await read_all(bus, CONTROL)
     assert record.key is not None
-    assert record.key.decode().split("/")[0] in {"run", "credit", "cursor", "policy", "cancel"}
+    assert record.key.decode().split("/")[0] in {"run", "credit", "cursor", "feeder", "policy", "cancel"}
     assert (await unpack(CONTROL, record)).message == SAMPLES[name]
 
 
