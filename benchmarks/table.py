@@ -59,5 +59,16 @@ TABLE: dict[str, Benchmark] = {
             ),
         ),
     ),
+    "cancel": Benchmark(
+        module="benchmarks.cancel",
+        work="cancel 100 running episodes on a real Kafka, with every service a process of its own",
+        rows=(
+            Row(
+                key="detail.p99_s",
+                rival="none: seconds from the acknowledged cancel to the environment closed, p99",
+                at_most=1,
+            ),
+        ),
+    ),
 }
 """Name -> benchmark, in the order of `--all`."""

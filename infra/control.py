@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -38,16 +38,29 @@ BATCH = 500
 _TP = TopicPartition(CONTROL.name, 0)
 
 
+def tell_nobody(keys: list[str]) -> None:
+    """Do nothing: for whoever asks the view instead."""
+
+
 class ControlView:
     """The latest control record of each key."""
 
-    def __init__(self, bus: Bus, clock: Clock) -> None:
+    def __init__(self, bus: Bus, clock: Clock, *, told: Callable[[list[str]], None] = tell_nobody) -> None:
+        """Build a view.
+
+        Args:
+            bus: the log.
+            clock: for limits.
+            told: called with the keys that changed, once per batch of records, also while the view starts.
+        """
         self._bus = bus
         self._clock = clock
+        self._told = told
         self._records: dict[str, Control] = {}
         self._offsets: dict[str, int] = {}
         """Where the latest record of a key lies."""
         self._overruled: set[str] = set()
+        self._written_ms: dict[str, int] = {}
         self._reader: Reader | None = None
         self._changed = asyncio.Event()
 
@@ -110,35 +123,44 @@ class ControlView:
         """Tell whether the log's last record of a key is another one than what counts: compaction would keep it."""
         return key in self._overruled
 
+    def written_ms(self, key: str) -> int | None:
+        """Return when the latest record of a key was written, milliseconds since the epoch; None if there is none."""
+        return self._written_ms.get(key)
+
     async def changed(self, timeout_s: float) -> None:
         """Return at the next change, or after timeout_s."""
         self._changed.clear()
         await wait_for(self._changed, self._clock, timeout_s)
 
     async def _poll(self, reader: Reader) -> None:
-        for record in await reader.poll(BATCH, POLL_S):
-            await self._take(record)
+        changed = [key for record in await reader.poll(BATCH, POLL_S) if (key := await self._take(record)) is not None]
+        if changed:
+            self._changed.set()
+            self._told(changed)
 
-    async def _take(self, record: Record) -> None:
+    async def _take(self, record: Record) -> str | None:
+        """Take a record and return its key; None if it says nothing."""
         key = (record.key or b"").decode(errors="replace")
         if record.value is None:
             self._records.pop(key, None)
             self._offsets.pop(key, None)
             self._overruled.discard(key)
-        else:
-            try:
-                message = (await unpack(CONTROL, record, self._bus)).message
-            except DecodeError as error:
-                log.warning("control record %s at %d ignored: %s", key, record.offset, error)
-                return
-            self._judge(key, message, record.offset)
-        self._changed.set()
+            self._written_ms.pop(key, None)
+            return key
+        try:
+            message = (await unpack(CONTROL, record, self._bus)).message
+        except DecodeError as error:
+            log.warning("control record %s at %d ignored: %s", key, record.offset, error)
+            return None
+        self._judge(key, message, record)
+        return key
 
-    def _judge(self, key: str, message: Control, offset: int) -> None:
+    def _judge(self, key: str, message: Control, record: Record) -> None:
         known = self._records.get(key)
         self._overruled.discard(key)
         if not _older(message, known):
-            self._records[key], self._offsets[key] = message, offset
+            self._records[key] = message
+            self._offsets[key], self._written_ms[key] = record.offset, record.timestamp_ms
         elif message != known:
             self._overruled.add(key)
 

@@ -9,16 +9,19 @@ group; any number of them share the work. This file knows no particular stage.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from infra.bus import Bus, TopicPartition
+from infra.cancellation import Cancellation
 from infra.clock import Clock
 from infra.errors import ConfigError, Failure, TooLarge
 from infra.events import EventLog
 from infra.isolation import Alone, isolation
 from infra.middleware import Call, Job, Middleware, Output, Result, Settle, compose
+from infra.middleware.cancel import cancel
 from infra.middleware.deadline import budget, never, start_by
 from infra.middleware.events import dead_event, events
 from infra.middleware.retry import Repeat, retry, start_again
@@ -59,6 +62,8 @@ class Stage(Generic[In, Out]):
     """Does the work of one message; None means that the result is in the log already. Raises Failure."""
     repeat: Repeat = start_again
     """How its work is made again after a failure of the system."""
+    withdraw: Callable[[In], Awaitable[None]] | None = None
+    """Gives up what is held for a message whose sample was withdrawn, once that is in the log."""
 
     def call(self, pack: Callable[[Topic[Out], Out], Awaitable[Packed]], *around: Middleware) -> Call:
         """Return the handler as a call, wrapped; `pack` makes the value of what it returns."""
@@ -128,9 +133,11 @@ class Member:
         self._sources = {topic.name: topic for topic in stage.sources}
         publisher = Publisher(bus, clock, worker)
         self._events = EventLog(publisher, clock, worker)
+        self._cancellation = Cancellation(bus, clock)
         starts = (start_by(clock),) if first else ()
+        withdrawable = cancel(self._cancellation, stage.withdraw)
         retries, limit = retry(clock, stage.repeat), budget(stage.name, outages.still_s if outages else never)
-        around = (isolation(alone), events(self._events, clock), *starts, retries, limit)
+        around = (isolation(alone), events(self._events, clock), withdrawable, *starts, retries, limit)
         self._outages = outages
         self._vitals = Vitals(publisher, clock, stage=stage.name, worker=worker, gauges=self._gauges)
         self._worker = Worker(
@@ -150,8 +157,8 @@ class Member:
         self._worker.stop()
 
     async def run(self) -> None:
-        """Work until stopped or cancelled."""
-        await self._reported(self._worker.run())
+        """Work until stopped or cancelled; ends with the error of a reader of `control` that breaks."""
+        await self._reported(self._worker.run)
 
     async def run_only(self, tp: TopicPartition, offset: int) -> None:
         """Work on one record, in no group; what follows from it is published, and nothing is committed.
@@ -163,30 +170,31 @@ class Member:
         if tp.topic not in self._sources:
             raise ConfigError(f"this stage reads {', '.join(self._sources)}, so it cannot work on {tp.topic}")
         async for record in read_between(self._bus, self._clock, {tp: offset}, {tp: offset + 1}):
-            await self._reported(self._worker.work_on(record))
+            await self._reported(partial(self._worker.work_on, record))
 
     def _gauges(self) -> dict[str, float]:
         return {"in_flight": self._worker.in_flight, "in_flight_bytes": self._worker.in_flight_bytes}
 
-    async def _reported(self, work: Coroutine[None, None, None]) -> None:
+    async def _reported(self, work: Callable[[], Awaitable[None]]) -> None:
         reporting = [asyncio.create_task(self._events.run()), asyncio.create_task(self._vitals.run())]
         try:
-            await self._guarded(work)
+            async with self._cancellation.following():
+                await self._guarded(work)
         finally:
             for task in reporting:
                 task.cancel()
             await asyncio.gather(*reporting, return_exceptions=True)
             await self._events.flush()
 
-    async def _guarded(self, work: Coroutine[None, None, None]) -> None:
+    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         """Work while outages are looked after: should that break, nothing would ever be taken again."""
         if self._outages is None:
-            await work
+            await work()
             return
         try:
             async with asyncio.TaskGroup() as group:
                 looking = group.create_task(self._outages.run())
-                await work
+                await work()
                 looking.cancel()
         except BaseExceptionGroup as several:
             # One of the two raised and the other was cancelled for it; if both did, the first tells why.

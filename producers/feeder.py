@@ -2,7 +2,9 @@
 
 Each group gets a dense admission number. Its tasks are published and acknowledged, then the cursor is written: a crash
 in between publishes at most one group twice, and the arbiter absorbs that. What the trainer stamps on a group
-(horizon, temperature, lowest version) comes with the credit at admission.
+(horizon, temperature, lowest version) comes with the credit at admission. A cancelled run is fed no more. A cancelled
+group is fed like any other and ends at once as `cancelled`: only then does the trainer know that its number is done
+with, and gives credit for the next.
 
 A feeder says that it starts; one that reads of a later start stops, whoever is behind it (`FeederReplaced`). What both
 published until then are the same groups under the same ids, and the cursor is the maximum.
@@ -20,7 +22,7 @@ from infra.service import worker_name
 from infra.wire import Publisher
 from producers.publish import publish_tasks, refuse_other, tasks_of
 from producers.source import Instance, TaskSource
-from schemas.control import Credit, Cursor, FeederStarted, RunManifest
+from schemas.control import Cancel, Credit, Cursor, FeederStarted, RunManifest
 from schemas.topics import CONTROL
 
 log = logging.getLogger(__name__)
@@ -61,7 +63,7 @@ class Feeder:
         self._control = ControlView(bus, clock)
 
     async def run(self) -> int:
-        """Feed until the source ends or the trainer closes the run; return the groups admitted."""
+        """Feed until the source ends, the trainer closes the run or it is cancelled; return the groups admitted."""
         async with self._control.following():
             return await self._feed()
 
@@ -74,6 +76,10 @@ class Feeder:
         admitted = cursor.admitted if cursor else 0
         for instance in self._source.instances(admitted):
             credit = await self._credit_for(admitted)
+            if isinstance(credit, Cancel):
+                cause = credit.cause
+                log.info("run %s is cancelled (%s): it is fed no more, %d groups admitted", self._run, cause, admitted)
+                return admitted
             if credit.closed:
                 log.info("run %s is closed by its trainer: %d groups admitted", self._run, admitted)
                 return admitted
@@ -109,10 +115,13 @@ class Feeder:
         await publish_tasks(self._publisher, tasks)
         await self._publisher.publish(CONTROL, Cursor(run=self._run, admitted=number + 1))
 
-    async def _credit_for(self, number: int) -> Credit:
-        """Return the credit once it covers a group number, or closes the run; waits as long as the trainer does."""
+    async def _credit_for(self, number: int) -> Credit | Cancel:
+        """Return the credit once it covers a group number, or closes the run; waits as long as the trainer does.
+
+        A cancel of the run ends the wait.
+        """
         waited_from = self._clock.monotonic()
-        while True:
+        while (cancel := self._control.get(f"cancel/{self._run}", Cancel)) is None:
             self._refuse_if_replaced()
             credit = self._control.get(f"credit/{self._run}", Credit)
             if credit is not None and (credit.closed or number < credit.admit_up_to):
@@ -122,6 +131,7 @@ class Feeder:
             if waited_s >= SAY_EVERY_S:
                 has = credit.admit_up_to if credit else "none"
                 log.info("run %s: group %d waits %.0f s for credit (has %s)", self._run, number, waited_s, has)
+        return cancel
 
     async def _manifest(self) -> RunManifest:
         until = self._clock.monotonic() + MANIFEST_WAIT_S

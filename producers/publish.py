@@ -21,7 +21,7 @@ from infra.control import ControlView
 from infra.errors import ConfigError
 from infra.wire import Publisher
 from producers.source import Instance, TaskSource
-from schemas.control import Credit, RunManifest
+from schemas.control import Cancel, Credit, RunManifest
 from schemas.identity import RUN_NAME, group_id, payload_digest, task_seed
 from schemas.messages import Task
 from schemas.partition import partition_for
@@ -119,15 +119,21 @@ async def ensure_manifest(bus: Bus, clock: Clock, publisher: Publisher, wanted: 
 
 async def _recorded(bus: Bus, clock: Clock, publisher: Publisher, run: str) -> RunManifest | None:
     """Return the manifest that counts; it is the last one in the log again after that, so that compaction keeps it."""
+    view = await _control_now(bus, clock)
+    known = view.get(f"run/{run}", RunManifest)
+    if known is not None and view.overruled(f"run/{run}"):
+        await publisher.publish(CONTROL, known)
+    return known
+
+
+async def _control_now(bus: Bus, clock: Clock) -> ControlView:
+    """Return what `control` says now."""
     view = ControlView(bus, clock)
     try:
         await view.start()
     finally:
         await view.close()
-    known = view.get(f"run/{run}", RunManifest)
-    if known is not None and view.overruled(f"run/{run}"):
-        await publisher.publish(CONTROL, known)
-    return known
+    return view
 
 
 def refuse_other(known: RunManifest, wanted: RunManifest) -> None:
@@ -152,7 +158,16 @@ def _flat(name: str, value: Any) -> dict[str, Any]:
 
 
 async def publish_source(bus: Bus, clock: Clock, source: TaskSource, wanted: RunManifest) -> int:
-    """Publish a whole (finite) source to an unpaced run and return the number of tasks."""
+    """Publish a whole (finite) source to an unpaced run and return the number of tasks.
+
+    Raises:
+        ConfigError: the run exists with another configuration, or is cancelled.
+    """
+    cancel = (await _control_now(bus, clock)).get(f"cancel/{wanted.run}", Cancel)
+    if cancel is not None:
+        raise ConfigError(
+            f"run {wanted.run!r} is cancelled ({cancel.cause}): its tasks would end as cancelled; use a new run name"
+        )
     publisher = Publisher(bus, clock, "producer")
     manifest = await ensure_manifest(bus, clock, publisher, wanted)
     published = 0

@@ -2,9 +2,10 @@
 
 Reads `tasks` and `trajectories` from the start and keeps the samples in between. A sample's time is up at `reap_at`:
 its `start_by` plus all stage budgets plus a grace, so nothing that still may end by itself is reaped; the time since
-its task was published during which a stage stood still, because a service was away, is added to that. Two reapers, or
-a reaper and a late worker, may both write a terminal record; the first one in the log counts. All liveness rests on
-this service: it needs no stage, host or engine to be alive.
+its task was published during which a stage stood still, because a service was away, is added to that. What is withdrawn
+on `control` ends at once as cancelled, queued or not, admitted before or after; a withdrawal is removed once the last
+`reap_at` of its run has passed. Two reapers, or a reaper and a worker, may both write a terminal record; the first one
+in the log counts. All liveness rests on this service: it needs no stage, host or engine to be alive.
 """
 
 from __future__ import annotations
@@ -12,21 +13,23 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from infra.bus import Bus, Reader, Record, TopicPartition
+from infra.cancellation import PREFIX, Cancellation
 from infra.clock import Clock
-from infra.control import ControlView
-from infra.middleware.deadline import GRACE_S, reap_at_ms
+from infra.middleware.cancel import outcome_of
+from infra.middleware.deadline import GRACE_S, LONGEST_S, reap_at_ms
 from infra.outages import away_ms
 from infra.terminal import terminal
 from infra.wire import Publisher, unpack
+from schemas.cancels import Cancels
 from schemas.codec import DecodeError
-from schemas.control import Breaker
+from schemas.control import Breaker, Cancel, Credit, RunManifest
 from schemas.messages import SampleId, Task
-from schemas.outcome import Expired
-from schemas.topics import TASKS, TRAJECTORIES, Topic
+from schemas.outcome import Expired, Outcome
+from schemas.topics import CONTROL, TASKS, TRAJECTORIES, Topic
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +38,9 @@ POLL_S = 0.5
 
 BATCH = 1_000
 """Most records of one poll."""
+
+MAX_UNACKNOWLEDGED = 256
+"""Terminal records on their way to the log at once."""
 
 
 Away = Callable[[int], int]
@@ -56,6 +62,9 @@ class OpenSamples:
     def __init__(self) -> None:
         self._open: dict[SampleId, Task] = {}
         self._published: dict[SampleId, int] = {}
+        self._fresh: list[SampleId] = []
+        self._given_up: set[SampleId] = set()
+        self._last: dict[str, int] = {}
         self._ended: set[SampleId] = set()
         self._due: list[tuple[int, SampleId]] = []
         self._forget: list[tuple[int, SampleId]] = []
@@ -70,29 +79,54 @@ class OpenSamples:
 
     def admit(self, task: Task, published_ms: int = 0) -> None:
         """Take a task; one that was published again, or has ended, changes nothing."""
+        self._note(task)
         if task.id in self._open or task.id in self._ended:
             return
         self._open[task.id] = task
         self._published[task.id] = published_ms
+        self._fresh.append(task.id)
         heapq.heappush(self._due, (reap_at_ms(task), task.id))
 
     def end(self, task: Task) -> None:
         """Take the task of a terminal record, also of a sample whose own task was not read yet."""
+        self._note(task)
         if task.id not in self._ended:
             heapq.heappush(self._forget, (reap_at_ms(task), task.id))
         self._ended.add(task.id)
         self._open.pop(task.id, None)
         self._published.pop(task.id, None)
+        self._given_up.discard(task.id)
+
+    def last_reap_at_ms(self, run: str) -> int | None:
+        """Return when the last sample of a run is given up, as far as known; None if the run has none."""
+        return self._last.get(run)
+
+    def withdrawn(self, cancels: Cancels, *, only_new: bool) -> list[tuple[Task, Cancel]]:
+        """Return the open samples that are withdrawn, each once; they stay open until their terminal record is read.
+
+        Args:
+            cancels: what is withdrawn.
+            only_new: nothing was withdrawn since the last question, so only samples admitted since are looked at.
+        """
+        looked_at, self._fresh = self._fresh if only_new else list(self._open), []
+        found = []
+        for sample in looked_at if len(cancels) else ():
+            cancel = cancels.of(sample.run, sample.group, sample.sample)
+            if cancel is not None and sample in self._open and sample not in self._given_up:
+                self._given_up.add(sample)
+                found.append((self._open[sample], cancel))
+        return found
 
     def overdue(self, now_ms: int, away: Away = never) -> list[Task]:
         """Return the samples to give up; they stay open until their terminal record is read."""
         found = []
         while self._due and self._due[0][0] <= now_ms:
             _, sample = heapq.heappop(self._due)
-            if sample not in self._open:
+            if sample not in self._open or sample in self._given_up:
                 continue
             due_ms = reap_at_ms(self._open[sample]) + away(self._published[sample])
             if due_ms <= now_ms:
+                self._given_up.add(sample)
                 found.append(self._open[sample])
             else:
                 heapq.heappush(self._due, (due_ms, sample))
@@ -100,20 +134,24 @@ class OpenSamples:
             self._ended.discard(heapq.heappop(self._forget)[1])
         return found
 
+    def _note(self, task: Task) -> None:
+        self._last[task.run] = max(reap_at_ms(task), self._last.get(task.run, 0))
+
 
 class Reaper:
-    """Ends samples whose time ran out."""
+    """Ends samples whose time ran out, and those that were withdrawn."""
 
     def __init__(self, bus: Bus, clock: Clock) -> None:
         self._bus = bus
         self._clock = clock
         self._publisher = Publisher(bus, clock, "reaper")
         self._samples = OpenSamples()
-        self._control = ControlView(bus, clock)
+        self._cancellation = Cancellation(bus, clock)
+        self._seen = 0
 
     async def run(self) -> None:
-        """Reap until cancelled; ends with the error of the reader of `control`, should that break."""
-        async with self._control.following():
+        """Reap until cancelled; ends with the error of a reader that breaks."""
+        async with self._cancellation.following():
             await self._work()
 
     async def _work(self) -> None:
@@ -123,20 +161,59 @@ class Reaper:
             await self._catch_up(TASKS, tasks)
             while True:
                 await asyncio.gather(self._read(tasks), self._read(trajectories))
+                await self.withdraw()
                 await self.reap()
+                await self.forget()
         finally:
             await asyncio.gather(tasks.close(), trajectories.close())
 
     async def reap(self) -> int:
         """Publish `expired` for every overdue sample and return their number."""
-        now_ms, breakers = self._clock.now_ms(), self._control.all(Breaker)
-        overdue = self._samples.overdue(now_ms, lambda since_ms: away_ms(breakers, since_ms, now_ms))
-        for task in overdue:
-            cause = f"no outcome {GRACE_S:g} s after its start limit and all stage budgets"
-            await self._publisher.publish(TRAJECTORIES, terminal(task, Expired(cause=cause), "reaper"))
+        now_ms, breakers = self._clock.now_ms(), self._cancellation.control.all(Breaker)
+        expired = Expired(cause=f"no outcome {GRACE_S:g} s after its start limit and all stage budgets")
+        given_up = self._samples.overdue(now_ms, lambda since_ms: away_ms(breakers, since_ms, now_ms))
+        overdue = [(task, expired) for task in given_up]
+        await self._end(overdue)
         if overdue:
             log.warning("%d samples expired without an outcome", len(overdue))
         return len(overdue)
+
+    async def withdraw(self) -> int:
+        """Publish `cancelled` for every open sample that is withdrawn and return their number."""
+        only_new, self._seen = self._seen == self._cancellation.changes, self._cancellation.changes
+        found = self._samples.withdrawn(self._cancellation.cancels, only_new=only_new)
+        await self._end([(task, outcome_of(cancel)) for task, cancel in found])
+        if found:
+            log.info("%d samples cancelled, such as %s", len(found), found[0][0].id)
+        return len(found)
+
+    async def forget(self) -> int:
+        """Remove the withdrawals that no sample of their run can need any more and return their number."""
+        cancels, now_ms = self._cancellation.cancels, self._clock.now_ms()
+        over = [target for target in cancels if self._is_over(target, now_ms)]
+        for target in over:
+            await self._bus.publish(CONTROL.name, None, key=f"{PREFIX}{target}".encode(), partition=0)
+            cancels.put(target, None)
+            log.info("the cancel of %s is removed: the run's last deadline has passed", target)
+        return len(over)
+
+    def _is_over(self, target: str, now_ms: int) -> bool:
+        # A foreign run's name may hold a `/` itself, so every beginning of the target may be the run.
+        parts, control = target.split("/"), self._cancellation.control
+        runs = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
+        for run in runs:
+            manifest, credit = control.get(f"run/{run}", RunManifest), control.get(f"credit/{run}", Credit)
+            if manifest is not None and manifest.paced and not (credit is not None and credit.closed):
+                return False  # a feeder that starts again would feed it on: its last deadline is still to come
+        known = [last for run in runs if (last := self._samples.last_reap_at_ms(run)) is not None]
+        # Where nothing is known of the run, its tasks may have left the log, or are still to come.
+        written_ms = control.written_ms(PREFIX + target) or now_ms
+        return max(known, default=written_ms + int(LONGEST_S * 1000)) < now_ms
+
+    async def _end(self, ends: Sequence[tuple[Task, Outcome]]) -> None:
+        for start in range(0, len(ends), MAX_UNACKNOWLEDGED):
+            batch = [terminal(task, outcome, "reaper") for task, outcome in ends[start : start + MAX_UNACKNOWLEDGED]]
+            await asyncio.gather(*(self._publisher.publish(TRAJECTORIES, record) for record in batch))
 
     async def _catch_up(self, topic: Topic[Any], reader: Reader) -> None:
         """Read what is there already, outcomes first, so that no ended sample looks overdue."""

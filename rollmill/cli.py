@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "publish": ("publish", "Publish the tasks of a JSONL file."),
     "runs": ("runs", "List the runs."),
     "status": ("status", "Show lag, what is in flight and what it waits for."),
+    "cancel": ("cancel", "Cancel a run, a group or a sample: queued and running."),
     "show": ("show", "Show one sample, turn by turn or token by token."),
     "dead": ("dead", "See what was given up, and do it again: list, show, redrive."),
     "replay": ("replay", "Replay a run from its topics and compare."),

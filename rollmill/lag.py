@@ -16,9 +16,10 @@ from schemas.message import Message
 from schemas.topics import TABLE, Topic
 
 STAGE_TOPICS: Mapping[str, Sequence[Topic[Message]]] = {
-    stage: tuple(topic for topic in TABLE if stage in topic.consumers) for stage in ("init", "run", "eval")
+    stage: tuple(topic for topic in TABLE if stage in topic.consumers and not topic.compacted)
+    for stage in ("init", "run", "eval")
 }
-"""Consumer group -> topics it reads, as the table says."""
+"""Consumer group -> topics it reads, as the table says; state (`control`) is followed, and is no work."""
 
 
 @dataclass(frozen=True)

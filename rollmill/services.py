@@ -1,6 +1,6 @@
 """The services of one machine, as data: what `rollmill up` runs, in which order, and when each is ready.
 
-    broker -> topics -> init, run, eval, reaper, sink
+    broker -> topics -> envhost, init, run, eval, reaper, sink
     policy           -> run
     envhost          -> init, run
     clickhouse       -> sink
@@ -215,7 +215,12 @@ def _hosts(plan: LocalPlan, argv: Argv) -> tuple[Service, ...]:
             argv=argv("policy", "serve", "--port", _port(plan, "policy"), *config),
             ready=answers_http(f"{plan.config.policy.url}/health", limit_s=MODEL_LIMIT_S),
         ),
-        Service(name="envhost", argv=argv("envhost", *config), ready=listens(plan.config.envhost.address)),
+        Service(
+            name="envhost",
+            argv=argv("envhost", *config),
+            after=("topics",),
+            ready=listens(plan.config.envhost.address),
+        ),
     )
 
 

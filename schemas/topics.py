@@ -102,7 +102,7 @@ TASKS: Topic[Task] = Topic(
     partitions=STAGE_PARTITIONS,
     spread=Spread.ROUND_ROBIN,
     producers=("producer", "feeder", "redrive"),
-    consumers=("init", "reaper", "sink"),
+    consumers=("init", "reaper", "sink", "cancel"),
     retention_ms=STAGE_MS,
 )
 INIT_RETRY_5S: Topic[Task] = Topic(
@@ -189,7 +189,7 @@ TRAJECTORIES: Topic[Trajectory] = Topic(
     partitions=8,
     spread=Spread.RUN,
     producers=("init", "run", "eval", "reaper"),
-    consumers=("trainer", "reaper", "sink", "replay", "producer"),
+    consumers=("trainer", "reaper", "sink", "replay", "producer", "cancel"),
     retention_ms=LONG_MS,
 )
 DECISIONS: Topic[Decision] = Topic(
@@ -224,8 +224,20 @@ CONTROL: Topic[Control] = Topic(
     carries=(RunManifest, Credit, Cursor, FeederStarted, PolicyVersion, Cancel, Breaker),
     partitions=1,
     spread=Spread.SINGLE,
-    producers=("producer", "feeder", "trainer", "init", "run"),
-    consumers=("producer", "feeder", "policy", "status", "redrive", "reaper"),
+    producers=("producer", "feeder", "trainer", "cancel", "reaper", "init", "run"),
+    consumers=(
+        "producer",
+        "feeder",
+        "policy",
+        "status",
+        "redrive",
+        "cancel",
+        "init",
+        "run",
+        "eval",
+        "reaper",
+        "envhost",
+    ),
     retention_ms=None,
 )
 DEAD: Topic[Opaque] = Topic(

@@ -68,7 +68,14 @@ class Pipeline:
                 first=True,
                 outages=for_init,
             ),
-            Member(run_stage(run.handle), bus, clock, worker=worker, limits=config.run.limits(), outages=for_run),
+            Member(
+                run_stage(run.handle, run.withdraw),
+                bus,
+                clock,
+                worker=worker,
+                limits=config.run.limits(),
+                outages=for_run,
+            ),
             Member(eval_stage(grade), bus, clock, worker=worker, limits=config.eval.limits()),
         ]
 

@@ -36,9 +36,12 @@ def init_stage(handle: Callable[[Task], Awaitable[Done[Episode] | None]]) -> Sta
     )
 
 
-def run_stage(handle: Callable[[Episode], Awaitable[Done[Rollout] | None]]) -> Stage[Episode, Rollout]:
-    """Return RUN around its handler."""
-    return Stage(name="run", sources=(EPISODES,), sink=ROLLOUTS, handle=handle)
+def run_stage(
+    handle: Callable[[Episode], Awaitable[Done[Rollout] | None]],
+    withdraw: Callable[[Episode], Awaitable[None]] | None = None,
+) -> Stage[Episode, Rollout]:
+    """Return RUN around its handler; `withdraw` closes the environment of a cancelled sample."""
+    return Stage(name="run", sources=(EPISODES,), sink=ROLLOUTS, handle=handle, withdraw=withdraw)
 
 
 def eval_stage(handle: Callable[[Rollout], Awaitable[Done[Trajectory] | None]]) -> Stage[Rollout, Trajectory]:

@@ -39,6 +39,8 @@ SERVICES = {
     "policy": ("infra.inference.sync",),
     "redrive": ("producers.redrive", "rollmill.graveyard"),
     "board": ("infra.board.app",),
+    "envhost": ("rollmill.commands.envhost",),
+    "cancel": ("rollmill.commands.cancel", "rollmill.covered"),
     "status": ("rollmill.watch", "rollmill.lag", "rollmill.standing", "rollmill.breakers", "rollmill.commands.runs"),
 }
 """Service, as the table names it -> the modules that are it."""

@@ -55,6 +55,9 @@ POLL_S = 0.25
 MAX_RECORDS = 64
 """Most records of one poll."""
 
+SAY_EVERY_S = 60.0
+"""A trainer to which nothing comes says what it waits for this often, seconds."""
+
 FIXED = ("seed", "tokenizer_digest", "model_digest")
 """What a resumed run must share with its beginning."""
 
@@ -134,6 +137,7 @@ class Trainer:
         self._last = fresh_state(config.run, config.start)
         self._saved = -1
         self._directory = ""
+        self._heard = self._said = 0.0
 
     # ---- beginning
 
@@ -233,7 +237,7 @@ class Trainer:
     async def train(self, stop: asyncio.Event) -> str:
         """Read and train until the run has ended; return why."""
         partition = trajectories_of(self._config.run)
-        began = self._clock.monotonic()
+        began = self._heard = self._clock.monotonic()
         reader = await self._bus.read({partition: self._assembler.position})
         try:
             while (reason := self._reason_to_end(stop, began)) is None:
@@ -251,8 +255,30 @@ class Trainer:
     async def _poll(self, reader: Reader) -> Sequence[Record]:
         asked = self._clock.monotonic()
         records = await reader.poll(MAX_RECORDS, POLL_S)
-        self._meter.idle(self._clock.monotonic() - asked)
+        now = self._clock.monotonic()
+        self._meter.idle(now - asked)
+        if now - max(self._heard, self._said) >= SAY_EVERY_S:
+            self._said = now
+            self._say_what_it_waits_for(now - self._heard)
         return records
+
+    def _say_what_it_waits_for(self, silent_s: float) -> None:
+        """Tell a person; a trainer waits as long as it takes, and a cancelled run gives it nothing any more."""
+        assembler, needed = self._assembler, self._config.algorithm.groups
+        log.info(
+            "run %s: step %d waits for records, none came for %.0f s in partition %d of `trajectories` behind offset "
+            "%d: %d of %d groups are complete, %d are begun, dropped since the last step: %s. `rollmill runs` tells "
+            "whether the run is cancelled, `rollmill status` which stage is behind",
+            self._config.run,
+            assembler.steps + 1,
+            silent_s,
+            trajectories_of(self._config.run).partition,
+            assembler.position,
+            assembler.kept,
+            needed,
+            assembler.open_groups,
+            self._meter.dropped_since,
+        )
 
     def _reason_to_end(self, stop: asyncio.Event, began: float) -> str | None:
         limits, assembler = self._config.stop, self._assembler
@@ -285,6 +311,7 @@ class Trainer:
             recent_success=sum(recent) / len(recent) if recent else 0.0,
             recent_groups=len(recent),
         )
+        self._heard = self._clock.monotonic()
 
     async def _terminal(self, record: Record) -> Terminal | None:
         """Return the record if it is a trajectory of this run."""

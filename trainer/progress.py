@@ -90,6 +90,11 @@ class Meter:
         )
         return f"{self.dropped_in_a_row} groups dropped without a step ({reasons}): {meaning}"
 
+    @property
+    def dropped_since(self) -> str:
+        """Groups dropped since the last step, by reason, for a person."""
+        return ", ".join(f"{count} as {reason}" for reason, count in sorted(self._dropped_since.items())) or "none"
+
     def idle(self, seconds: float) -> None:
         """Count time in which nothing was there to read."""
         self._idle += seconds

@@ -90,7 +90,7 @@ class EnvHostClient(Protocol):
     async def create(self, request: Create) -> Created | Closed:
         """Build and reset an environment; waits for a free place.
 
-        `Closed`: an output of this very attempt is in the log, commit without another one.
+        `Closed`: an output of this very attempt is in the log, or it was cancelled; commit without another one.
         """
         ...
 
@@ -103,7 +103,10 @@ class EnvHostClient(Protocol):
         ...
 
     async def claim(self, lease: str) -> Claimed | Closed:
-        """Take the environment over, at its start. `Closed`: an output is in the log, commit without another one."""
+        """Take the environment over, at its start.
+
+        `Closed`: an output is in the log, or the sample was cancelled; commit without another one.
+        """
         ...
 
     async def step(self, lease: str, token: int, action: Mapping[str, Any]) -> StepResult:
@@ -118,6 +121,13 @@ class EnvHostClient(Protocol):
         """Say that an output of this claim is in the log; False if the lease is another's or gone.
 
         Never raises: the output stands, and what is not closed runs out by itself.
+        """
+        ...
+
+    async def withdraw(self, lease: str) -> bool:
+        """Say that the sample was cancelled and has its terminal record; False if the lease is gone.
+
+        Never raises, as `close`.
         """
         ...
 
@@ -213,6 +223,10 @@ class HttpEnvHost:
     async def close(self, lease: str, token: int) -> bool:
         """Say that an output of this claim is in the log."""
         return await self._quietly("close", Held(lease=lease, token=token))
+
+    async def withdraw(self, lease: str) -> bool:
+        """Say that the sample was cancelled and has its terminal record."""
+        return await self._quietly("withdraw", LeaseOnly(lease=lease))
 
     async def counts(self) -> Counts:
         """Say how the host is."""
@@ -323,6 +337,7 @@ _ANSWERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
     "step": msgspec.msgpack.Decoder(Stepped | Refused),
     "verdict": msgspec.msgpack.Decoder(Verdict | Refused),
     "close": msgspec.msgpack.Decoder(Done | Refused),
+    "withdraw": msgspec.msgpack.Decoder(Done | Refused),
 }
 
 

@@ -5,7 +5,9 @@
 Invariants: an environment is touched under its lock only, and a caller who gives up does not free the lock before the
 call has ended; whether a caller may touch it is asked of the lease table after the lock was taken, so that a claim
 fences even a step that waits or runs; every environment that was built is closed exactly once; one that raises is a
-`Failure` of its caller and of nobody else.
+`Failure` of its caller and of nobody else. The host is told by a function which samples are withdrawn: it builds
+nothing for them, and `sweep` closes what they have, in any state. Their leases answer as closed ones, so that whoever
+comes for one of them has nothing to do; what ends the sample in the log is the stages' and the reaper's.
 
 Environments are synchronous code of third parties, so their calls run in threads. One that declares `fast = True`
 promises that a call takes well under a millisecond and never blocks; it runs on the event loop, which saves two
@@ -56,6 +58,11 @@ class HostLimits:
     """How long leases live."""
 
 
+def nobody(_: LeaseKey) -> bool:
+    """Tell that no sample is withdrawn: for a host that follows no log."""
+    return False
+
+
 @dataclass(slots=True)
 class _Slot:
     """An environment and what goes with it."""
@@ -74,6 +81,7 @@ class EnvHost:
         clock: for leases and waits.
         limits: what the host takes on.
         instance: names this start of the host in lease ids; random by default.
+        withdrawn: tells whether a sample was cancelled; by default none is.
     """
 
     def __init__(
@@ -83,10 +91,12 @@ class EnvHost:
         clock: Clock | None = None,
         limits: HostLimits | None = None,
         instance: str | None = None,
+        withdrawn: Callable[[LeaseKey], bool] = nobody,
     ) -> None:
         self.limits = limits or HostLimits()
         self.instance = instance or secrets.token_hex(4)
         self._factory = factory
+        self._withdrawn = withdrawn
         self._clock = clock or SystemClock()
         self._table = LeaseTable(self.instance, self.limits.leases)
         self._slots: dict[str, _Slot] = {}
@@ -107,7 +117,11 @@ class EnvHost:
         key = LeaseKey(request.run, request.group, request.sample, request.attempt)
         lease = self._table.find(key, self._now())
         if lease is None:
+            if self._withdrawn(key):
+                return Closed(lease="")
             lease_id = await self._build_once(key, request)
+            if self._withdrawn(key):
+                return Closed(lease=lease_id)
         elif lease.id in self._slots:
             lease_id = lease.id
         else:
@@ -166,6 +180,21 @@ class EnvHost:
         """Close the lease for good: an output of it is in the log."""
         if self._table.close(lease, token, self._now()):
             await asyncio.shield(self._dispose(lease))
+
+    async def withdraw(self, lease: str) -> None:
+        """Close the lease for good, whoever holds it: its sample was cancelled, and that is in the log."""
+        if self._table.withdraw(lease, self._now()):
+            await asyncio.shield(self._dispose(lease))
+
+    def sweep(self) -> int:
+        """Close the environments of samples that were withdrawn; return how many."""
+        found = [lease.id for lease in self._table.open() if self._withdrawn(lease.key)]
+        for lease in found:
+            self._table.withdraw(lease, self._now())
+            self._dispose(lease)
+        if found:
+            log.info("%d environments closed, their samples were cancelled", len(found))
+        return len(found)
 
     def counts(self) -> Counts:
         """Return how many leases and environments there are."""
@@ -253,6 +282,9 @@ class EnvHost:
         self._slots[lease.id] = _Slot(environment, observation, getattr(environment, "fast", False) is True)
         if self._stopped:
             self._table.drop(lease.id)
+            self._dispose(lease.id)
+        elif self._withdrawn(key):  # while it was built
+            self._table.withdraw(lease.id, self._now())
             self._dispose(lease.id)
         return lease.id
 

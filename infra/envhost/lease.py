@@ -5,6 +5,8 @@
                |    ready      |  |    |
                +---------> ready  +----+ claim (a new token; the old one is fenced)
 
+    withdraw closes a lease in any state, without a token: its sample was cancelled.
+
 Invariants: one lease per (run, group, sample, attempt) at a time, so `create` may be repeated; one valid step token
 per lease, the one of its latest claim; whoever claims finds the episode at its start, because a lease that was ever
 stepped must be reset before the claim is answered; a closed lease is never claimed, stepped or judged again. Together
@@ -54,7 +56,7 @@ class LeaseState(StrEnum):
     CLAIMED = "claimed"
     """One worker steps it."""
     CLOSED = "closed"
-    """An output of it is in the log; kept as a memory only."""
+    """An output of it is in the log, or its sample was cancelled; kept as a memory only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,14 +195,19 @@ class LeaseTable:
         lease = self._held(lease_id, now)
         if lease.token != token:
             raise _fenced(lease, token)
-        if lease.state is LeaseState.CLOSED:
-            return False
-        del self._open[lease_id]
-        lease.state, lease.deadline = LeaseState.CLOSED, max(lease.reap_at, now + self.limits.closed_s)
-        heapq.heappush(self._forget, (lease.deadline, lease_id))
-        if len(self._forget) > self.limits.closed_most:
-            self._remove(heapq.heappop(self._forget)[1])
-        return True
+        return self._close(lease, now)
+
+    def withdraw(self, lease_id: str, now: float) -> bool:
+        """Close a lease for good, whoever holds it; False if it was closed before.
+
+        Raises:
+            Failure: the lease is lost.
+        """
+        return self._close(self._held(lease_id, now), now)
+
+    def open(self) -> list[Lease]:
+        """Return the leases that are not closed."""
+        return list(self._open.values())
 
     def drop(self, lease_id: str) -> None:
         """Lose a lease now: its environment is of no use any more."""
@@ -219,6 +226,16 @@ class LeaseTable:
         """Return how many leases are in each state."""
         found = Counter(lease.state.value for lease in self._open.values())
         return {state.value: found[state.value] for state in LeaseState} | {"closed": len(self._forget)}
+
+    def _close(self, lease: Lease, now: float) -> bool:
+        if lease.state is LeaseState.CLOSED:
+            return False
+        del self._open[lease.id]
+        lease.state, lease.deadline = LeaseState.CLOSED, max(lease.reap_at, now + self.limits.closed_s)
+        heapq.heappush(self._forget, (lease.deadline, lease.id))
+        if len(self._forget) > self.limits.closed_most:
+            self._remove(heapq.heappop(self._forget)[1])
+        return True
 
     def _held(self, lease_id: str, now: float) -> Lease:
         lease = self._leases.get(lease_id)

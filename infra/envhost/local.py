@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from infra.clock import Clock
 from infra.envhost.environment import EnvironmentFactory, StepResult
-from infra.envhost.host import EnvHost, HostLimits
-from infra.envhost.lease import Fenced
+from infra.envhost.host import EnvHost, HostLimits, nobody
+from infra.envhost.lease import Fenced, LeaseKey
 from infra.envhost.protocol import Claimed, Closed, Counts, Create, Created, HostFull
 from infra.errors import ConfigError, Failure
 from schemas.outcome import Boundary, FailureKind
@@ -32,12 +32,18 @@ class LocalEnvHost:
         factory: builds environments.
         clock: for leases and waits.
         limits: what the host takes on; a create may wait as long as its request says.
+        withdrawn: tells whether a sample was cancelled.
     """
 
     def __init__(
-        self, factory: EnvironmentFactory, *, clock: Clock | None = None, limits: HostLimits | None = None
+        self,
+        factory: EnvironmentFactory,
+        *,
+        clock: Clock | None = None,
+        limits: HostLimits | None = None,
+        withdrawn: Callable[[LeaseKey], bool] = nobody,
     ) -> None:
-        self.host = EnvHost(factory, clock=clock, limits=limits)
+        self.host = EnvHost(factory, clock=clock, limits=limits, withdrawn=withdrawn)
         self._reaper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -108,6 +114,15 @@ class LocalEnvHost:
             await self.host.close(lease, token)
         except (Failure, Fenced) as error:
             log.info("close was of no effect: %s", error)
+            return False
+        return True
+
+    async def withdraw(self, lease: str) -> bool:
+        """Say that the sample was cancelled and has its terminal record."""
+        try:
+            await self.host.withdraw(lease)
+        except Failure as failure:
+            log.info("withdraw was of no effect: %s", failure)
             return False
         return True
 

@@ -103,6 +103,10 @@ class PatientHost:
         """Say that an output of this claim is in the log."""
         return await self._client.close(lease, token)
 
+    async def withdraw(self, lease: str) -> bool:
+        """Say that the sample was cancelled and has its terminal record."""
+        return await self._client.withdraw(lease)
+
     async def counts(self) -> Counts:
         """Say how the host is."""
         return await self._client.counts()

@@ -64,7 +64,7 @@ class Create(Part, frozen=True, kw_only=True):
 
 
 class LeaseOnly(Part, frozen=True, kw_only=True):
-    """Asks for something about a lease: ready, claim."""
+    """Asks for something about a lease: ready, claim, withdraw."""
 
     lease: str
     """The lease."""
@@ -118,10 +118,10 @@ class Claimed(Part, frozen=True, kw_only=True, tag=str.lower):
 
 
 class Closed(Part, frozen=True, kw_only=True, tag=str.lower):
-    """An output of this lease is in the log: commit without another one."""
+    """An output of this lease is in the log, or its sample was cancelled: commit without another one."""
 
     lease: str
-    """The lease."""
+    """The lease; empty if the sample was cancelled before it had one."""
 
 
 class Stepped(Part, frozen=True, kw_only=True, tag=str.lower):

@@ -16,12 +16,13 @@ from typing import Self, TypeVar
 import msgspec
 from aiohttp import web
 
+from infra.cancellation import Cancellation
 from infra.clock import Clock
 from infra.envhost import protocol
 from infra.envhost.address import Address
 from infra.envhost.environment import EnvironmentFactory
-from infra.envhost.host import EnvHost, HostLimits
-from infra.envhost.lease import Fenced
+from infra.envhost.host import EnvHost, HostLimits, nobody
+from infra.envhost.lease import Fenced, LeaseKey
 from infra.errors import ConfigError, Failure, RollmillError
 from schemas.message import Part
 
@@ -53,6 +54,7 @@ class EnvHostServer:
         factory: builds environments.
         clock: for leases and waits.
         limits: what the host takes on.
+        withdrawn: tells whether a sample was cancelled.
     """
 
     def __init__(
@@ -62,9 +64,10 @@ class EnvHostServer:
         *,
         clock: Clock | None = None,
         limits: HostLimits | None = None,
+        withdrawn: Callable[[LeaseKey], bool] = nobody,
     ) -> None:
         self.address = address
-        self.host = EnvHost(factory, clock=clock, limits=limits)
+        self.host = EnvHost(factory, clock=clock, limits=limits, withdrawn=withdrawn)
         self._operations = _operations(self.host)
         app = web.Application(client_max_size=BODY_BYTES)
         app.router.add_get("/health", self._health)
@@ -141,6 +144,7 @@ async def serve(
     clock: Clock | None = None,
     limits: HostLimits | None = None,
     started: Callable[[str], None] | None = None,
+    cancellation: Cancellation | None = None,
 ) -> None:
     """Serve an environment host until `stop` is set; then close all environments.
 
@@ -151,11 +155,18 @@ async def serve(
         clock: for leases and waits.
         limits: what the host takes on.
         started: told the address once the host listens.
+        cancellation: what is withdrawn, followed already; its environments are closed at once.
 
     Raises:
         ConfigError: the address is taken or cannot be listened on.
     """
-    async with EnvHostServer(address, factory, clock=clock, limits=limits) as server:
+
+    def withdrawn(key: LeaseKey) -> bool:
+        return cancellation is not None and cancellation.cancels.of(key.run, key.group, key.sample) is not None
+
+    async with EnvHostServer(address, factory, clock=clock, limits=limits, withdrawn=withdrawn) as server:
+        if cancellation is not None:
+            cancellation.tell(server.host.sweep)
         if started:
             started(server.address)
         await stop.wait()
@@ -183,6 +194,10 @@ def _operations(host: EnvHost) -> dict[str, Operation]:
         await host.close(request.lease, request.token)
         return protocol.Done()
 
+    async def withdraw(request: protocol.LeaseOnly) -> protocol.Done:
+        await host.withdraw(request.lease)
+        return protocol.Done()
+
     return {
         "create": _reading(protocol.Create, host.create),
         "renew": _reading(protocol.Renew, renew),
@@ -191,6 +206,7 @@ def _operations(host: EnvHost) -> dict[str, Operation]:
         "step": _reading(protocol.Step, step),
         "verdict": _reading(protocol.Held, verdict),
         "close": _reading(protocol.Held, close),
+        "withdraw": _reading(protocol.LeaseOnly, withdraw),
     }
 
 

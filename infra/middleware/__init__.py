@@ -1,6 +1,6 @@
 """One concern per file around a stage's handler: a middleware takes a call and gives a call.
 
-    isolation( events( start_by( retry( budget( handle )))))        start_by and budget: `deadline.py`
+    isolation( events( cancel( start_by( retry( budget( handle ))))))        start_by and budget: `deadline.py`
 
 A `Job` is one record with its message; a `Result` is what must be in the log before the record is done. Handlers
 return an output or raise `infra.errors.Failure`; only `retry.py` turns a Failure into a record. No middleware knows a

@@ -1,4 +1,4 @@
-"""`rollmill envhost`: serves environments of all installed families."""
+"""`rollmill envhost`: serves environments of all installed families, and closes those of cancelled samples."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import signal
 
 import click
 
+from infra.cancellation import Cancellation
+from infra.clock import SystemClock
 from infra.config import Config
+from infra.connect import connected
 from infra.envhost.host import HostLimits
 from infra.envhost.server import serve
 from infra.service import set_up_logging
@@ -28,8 +31,14 @@ async def _serve(address: str, config: Config) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    limits = HostLimits(capacity=config.envhost.capacity)
-    await serve(address, environment, stop=stop, limits=limits, started=_say)
+    limits, clock = HostLimits(capacity=config.envhost.capacity), SystemClock()
+    async with connected(config.bus, client="envhost") as bus:
+        cancellation = Cancellation(bus, clock)
+        # Environments are work in progress: an outage of the log must not cost them, so the host goes on without it.
+        async with cancellation.following_on():
+            await serve(
+                address, environment, stop=stop, clock=clock, limits=limits, started=_say, cancellation=cancellation
+            )
 
 
 def _say(address: str) -> None:

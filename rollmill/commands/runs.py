@@ -12,7 +12,7 @@ from infra.config import Config
 from infra.connect import connected
 from infra.control import ControlView
 from rollmill import output
-from schemas.control import Credit, Cursor, PolicyVersion, RunManifest
+from schemas.control import Cancel, Credit, Cursor, PolicyVersion, RunManifest
 
 
 @click.command("runs")
@@ -35,7 +35,7 @@ async def _runs(config: Config) -> list[dict[str, Any]]:
 def _describe(view: ControlView, manifest: RunManifest) -> dict[str, Any]:
     run = manifest.run
     cursor, policy = view.get(f"cursor/{run}", Cursor), view.get(f"policy/{run}", PolicyVersion)
-    credit = view.get(f"credit/{run}", Credit)
+    credit, cancel = view.get(f"credit/{run}", Credit), view.get(f"cancel/{run}", Cancel)
     return {
         "run": run,
         "created": datetime.fromtimestamp(manifest.created_ms / 1000, UTC).isoformat(timespec="seconds"),
@@ -44,10 +44,11 @@ def _describe(view: ControlView, manifest: RunManifest) -> dict[str, Any]:
         "admitted": cursor.admitted if cursor else None,
         "version": policy.version if policy else None,
         "trainer": None if credit is None else "ended" if credit.closed else "open",
+        "cancelled": None if cancel is None else cancel.cause,
     }
 
 
 def _show(result: dict[str, Any]) -> None:
-    columns = ("run", "created", "seed", "samples", "admitted", "version", "trainer")
+    columns = ("run", "created", "seed", "samples", "admitted", "version", "trainer", "cancelled")
     rows = [["-" if row[column] is None else row[column] for column in columns] for row in result["runs"]]
     output.print_table("runs", columns, rows)

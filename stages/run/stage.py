@@ -1,10 +1,11 @@
 """Episode -> Rollout: claims the environment and drives the turns between it and the policy.
 
 Order at the end: the verdict is taken into the Rollout, the Rollout is published and acknowledged, the lease is
-closed, the input is committed. A claim of a closed lease means that a Rollout of this attempt is in the log already:
-there is nothing to do. A claim of an environment that was stepped before resets it, so a rollout never mixes the
-actions of two workers. For the same reason an episode whose host did not answer a step can be driven again from its
-start: that is done here, in the same attempt, while the claim is still this worker's.
+closed, the input is committed. A claim of a closed lease means that a Rollout of this attempt is in the log already, or
+that the sample was cancelled (its terminal record is the cancel middleware's or the reaper's): there is nothing to do.
+A claim of an environment that was stepped before resets it, so a rollout never mixes the actions of two workers. For
+the same reason an episode whose host did not answer a step can be driven again from its start: that is done here, in
+the same attempt, while the claim is still this worker's.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from infra.envhost.client import EnvHostClient, EnvHosts, HostAway
 from infra.envhost.heartbeat import heartbeat
 from infra.envhost.lease import Fenced
 from infra.envhost.protocol import Claimed, Closed
-from infra.errors import Failure, boundary
+from infra.errors import ConfigError, Failure, boundary
 from infra.inference.base import Generation, ModelInfo
 from infra.inference.patient import PatientPolicy
 from infra.stage import Done
@@ -100,6 +101,15 @@ class RunStage:
                 # we had lost it: as long as the old claim is valid there is none.
                 await host.renew(claim.lease, claim.token)
         raise AssertionError("the loop ends by itself")
+
+    async def withdraw(self, episode: Episode) -> None:
+        """Close the environment of a sample that was cancelled, stepped or not."""
+        try:
+            host = self._hosts.at(episode.host)
+        except ConfigError as error:
+            log.warning("%s: nothing to close for it: %s", episode.task.id, error)
+            return
+        await host.withdraw(episode.lease)
 
     async def _run(
         self, episode: Episode, family: Handler, engine: ModelInfo, host: EnvHostClient, claim: Claimed

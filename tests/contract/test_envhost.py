@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from infra.envhost.client import HttpEnvHost
-from infra.envhost.host import HostLimits
+from infra.envhost.host import HostLimits, nobody
 from infra.envhost.lease import Fenced, LeaseLimits
 from infra.envhost.local import LocalEnvHost
 from infra.envhost.protocol import Claimed, Closed, Create, Created
@@ -24,13 +24,13 @@ ACTION = {"name": "say", "arguments": {"word": "hello"}, "text": "hello"}
 
 
 @asynccontextmanager
-async def connected(kind: str, factory: ScriptedFactory, limits: HostLimits, folder):
+async def connected(kind: str, factory: ScriptedFactory, limits: HostLimits, folder, withdrawn=nobody):
     if kind == "local":
-        async with LocalEnvHost(factory, limits=limits) as local:
+        async with LocalEnvHost(factory, limits=limits, withdrawn=withdrawn) as local:
             yield local
         return
     address = f"unix:{folder}/host.sock" if kind == "unix" else "http://127.0.0.1:0"
-    async with EnvHostServer(address, factory, limits=limits) as server:
+    async with EnvHostServer(address, factory, limits=limits, withdrawn=withdrawn) as server:
         client = HttpEnvHost(server.address)
         yield client
         await client.disconnect()
@@ -172,6 +172,33 @@ async def test_a_closed_lease_answers_closed_to_run_and_to_init(client):
         await client.step(taken.lease, taken.token, ACTION)
 
 
+@pytest.mark.parametrize("state", ["created", "ready", "claimed"])
+async def test_a_withdrawn_lease_loses_its_environment_at_once_and_answers_as_closed(client, factory, state):
+    """In every state, without a token: nobody has anything left to do for the sample."""
+    lease = (await client.create(request_for())).lease
+    if state == "ready":
+        assert await client.ready(lease)
+    token = (await client.claim(lease)).token if state == "claimed" else 1
+
+    assert await client.withdraw(lease)
+    assert [1] == [environment.closes for environment in factory.built]
+    assert (await client.counts()).environments == 0
+    assert await client.claim(lease) == Closed(lease=lease)
+    assert await client.create(request_for()) == Closed(lease=lease)
+    with pytest.raises(Fenced):
+        await client.step(lease, token, ACTION)
+    assert await client.withdraw(lease)
+
+
+async def test_a_host_builds_nothing_for_a_withdrawn_sample(kind, factory, tmp_path):
+    """It is told by a function; other samples are built."""
+    async with connected(kind, factory, HostLimits(), tmp_path, lambda key: key.sample == 1) as client:
+        assert await client.create(request_for(sample=1)) == Closed(lease="")
+        assert isinstance(await client.create(request_for(sample=0)), Created)
+
+    assert len(factory.built) == 1
+
+
 async def test_an_unknown_lease_is_an_environment_lost(client):
     """A host that restarted, or a lease that ran out: retryable, at the environment's boundary."""
     for use in (client.claim("gone-1"), client.step("gone-1", 1, ACTION), client.verdict("gone-1", 1)):
@@ -180,6 +207,7 @@ async def test_an_unknown_lease_is_an_environment_lost(client):
         assert (failed.value.kind, failed.value.boundary) == (FailureKind.ENVIRONMENT_LOST, Boundary.ENVIRONMENT)
     assert not await client.ready("gone-1")
     assert not await client.close("gone-1", 1)
+    assert not await client.withdraw("gone-1")
 
 
 async def test_a_lease_that_ran_out_is_lost_and_its_environment_closed(kind, factory, tmp_path):

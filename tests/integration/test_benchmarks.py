@@ -54,3 +54,23 @@ def test_the_pipeline_quickly():
     assert found["ratio"] == found["ours"] / found["rival"] > 0.8
     assert found["detail"]["process_per_job"]["ratio"] > 5
     assert took_s < QUICK_LIMIT_S * BUSY_FACTOR
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kafka")  # where Kafka cannot run, this is skipped
+def test_cancels_quickly():
+    """One JSON object last; every environment was seen to be closed, and every generation aborted."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "cancel", "--json", "--quick"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=QUICK_LIMIT_S * BUSY_FACTOR,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["name"], found["ratio"]) == ("cancel", None)
+    assert found["detail"]["environments"] == 200
+    assert 0 <= found["detail"]["p50_s"] <= found["detail"]["p99_s"] < 10

@@ -14,7 +14,7 @@ from infra.memory import MemoryBus
 from infra.wire import Publisher, unpack
 from schemas.control import Credit, PolicyVersion
 from schemas.messages import Task, Trajectory
-from schemas.outcome import Boundary, Completed, Failed, FailureKind
+from schemas.outcome import Boundary, Cancelled, Completed, Failed, FailureKind
 from schemas.topics import TABLE, TRAJECTORIES
 from schemas.transcript import SampledSpan, Sampling, Transcript, Turn, pack_logprobs, pack_tokens
 from trainer.config import make_config
@@ -118,6 +118,11 @@ def failure(task):
     """Return a trajectory that says nothing about the policy."""
     outcome = Failed(kind=FailureKind.INFRASTRUCTURE, boundary=Boundary.ENVIRONMENT, cause="made up")
     return Trajectory(task=task, outcome=outcome, stage="run")
+
+
+def cancelled(task):
+    """Return the record of a withdrawn sample."""
+    return Trajectory(task=task, outcome=Cancelled(cause="made up"), stage="reaper")
 
 
 async def record_trajectories(bus, *, groups=30, seed=0):

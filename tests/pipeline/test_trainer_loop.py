@@ -8,7 +8,9 @@ from synthetic_run import (
     Killed,
     MortalBus,
     Sampler,
+    cancelled,
     decisions,
+    failure,
     memory_bus,
     record_trajectories,
     records_of,
@@ -24,6 +26,7 @@ from infra.errors import ConfigError
 from infra.wire import Publisher
 from schemas.control import Credit, PolicyVersion
 from schemas.decisions import (
+    DropReason,
     GroupDropped,
     RunEnded,
     StepDecided,
@@ -34,6 +37,7 @@ from schemas.decisions import (
 from schemas.dispositions import Disposition, dispositions
 from schemas.partition import partition_for
 from schemas.topics import CONTROL, DECISIONS, METRICS, TRAJECTORIES
+from tests.logs import wait_until
 from trainer import loop
 from trainer.decision_log import Fenced
 from trainer.run_lock import RunLock
@@ -167,6 +171,35 @@ async def test_records_of_other_runs_are_ignored(model, tmp_path):
         for bus in (plain, mixed)
     ]
     assert batches[0] == batches[1]
+
+
+async def test_a_cancelled_run_drops_its_groups_and_the_trainer_says_what_it_waits_for(
+    model, tmp_path, monkeypatch, caplog
+):
+    """One sibling too few is incomplete, one to spare is trained on; the trainer waits, and is not silent about it."""
+    monkeypatch.setattr(loop, "SAY_EVERY_S", 0.5)
+    caplog.set_level("INFO")
+    bus, stop = await memory_bus(), asyncio.Event()
+    publisher = Publisher(bus, CLOCK, "test")
+    ends = {0: "cc", 1: "fcc", 2: "t1c", 3: "ccc", 4: "t1f"}  # group -> cancelled, failed, or graded 1 and 0
+    for number, how in ends.items():
+        for sample, letter in enumerate(how):
+            what = task(number, sample)
+            graded = {"t": trajectory(what, 1.0), "1": trajectory(what, 0.0), "f": failure(what)}
+            await publisher.publish(TRAJECTORIES, graded.get(letter) or cancelled(what))
+    running = asyncio.create_task(train(run_config(tmp_path, model), bus, stop=stop))
+    await wait_until(lambda: "waits for records" in caplog.text, True, limit_s=50)
+    stop.set()
+    await running
+
+    log = [decision for _, decision in await decisions(bus)]
+    dropped = {d.group: d.reason for d in log if isinstance(d, GroupDropped)}
+    steps = [sorted({m.group for m in d.members}) for d in log if isinstance(d, StepDecided)]
+    assert {"g0001": DropReason.INCOMPLETE, "g0003": DropReason.INCOMPLETE} == dropped
+    assert [["g0002", "g0004"]] == steps
+    assert "run r: step 2 waits for records, none came for" in caplog.text
+    assert "0 of 2 groups are complete, 1 are begun, dropped since the last step: none" in caplog.text
+    assert "`rollmill runs` tells whether the run is cancelled" in caplog.text
 
 
 # ---- going on

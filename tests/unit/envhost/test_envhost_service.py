@@ -75,7 +75,7 @@ async def test_an_unknown_operation_is_refused(address):
 
     assert status == 404
     assert answer["reason"] == "bad_request"
-    assert "known: create, renew, ready, claim, step, verdict, close" in answer["text"]
+    assert "known: create, renew, ready, claim, step, verdict, close, withdraw" in answer["text"]
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", msgspec.msgpack.encode({"lease": 5})])

@@ -56,6 +56,29 @@ def test_a_ready_lease_lives_until_its_reap_at(table):
     assert lost(failed)
 
 
+@pytest.mark.parametrize("steps", [(), ("ready",), ("claim",), ("ready", "claim")])
+def test_a_withdrawn_lease_is_closed_in_whatever_state_it_was(table, steps):
+    """No token is needed: the sample is nobody's any more. Who comes for it finds it closed."""
+    lease = created(table)
+    for step in steps:
+        getattr(table, step)(lease.id, 1.0)
+
+    assert table.withdraw(lease.id, 2.0)
+    assert not table.withdraw(lease.id, 3.0)
+    assert (LeaseState.CLOSED, []) == (lease.state, table.open())
+    assert table.claim(lease.id, 4.0) is None
+    with pytest.raises(Fenced):
+        table.step(lease.id, 1, 4.0)
+
+
+def test_a_lost_lease_cannot_be_withdrawn(table):
+    """It has no environment any more."""
+    with pytest.raises(Failure) as failed:
+        table.withdraw("gone", 0.0)
+
+    assert lost(failed)
+
+
 def test_a_lease_may_be_claimed_before_it_is_ready(table):
     """RUN may be faster than INIT's acknowledgement, which then changes nothing."""
     lease = created(table)

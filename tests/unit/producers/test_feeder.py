@@ -14,7 +14,8 @@ from infra.memory import MemoryBus
 from infra.wire import Publisher, unpack
 from producers.feeder import MANIFEST_WAIT_S, SAY_EVERY_S, Feeder, FeederReplaced
 from producers.generated import GeneratedSource
-from schemas.control import Credit, Cursor, RunManifest
+from schemas.control import Cancel, Credit, Cursor, RunManifest
+from schemas.identity import group_id
 from schemas.topics import CONTROL, TABLE, TASKS
 from tests.logs import read_all, wait_until
 
@@ -329,3 +330,33 @@ async def test_a_feeder_that_was_told_of_another_run_is_refused(bus, clock):
         await asyncio.wait_for(Feeder(bus, clock, "r", SOURCE, expected=told).run(), 20)
 
     assert [] == await tasks(bus)
+
+
+async def test_a_cancelled_run_is_fed_no_more(bus, clock, caplog):
+    """Also while it waits for credit; the log names the cause."""
+    caplog.set_level(logging.INFO)
+    await say(bus, clock, MANIFEST)
+    await allow(bus, clock, 2)
+    running = asyncio.create_task(Feeder(bus, clock, "r", SOURCE).run())
+    await wait_until(lambda: admitted(bus), 2)
+    await say(bus, clock, Cancel(target="r", cause="wrong reward"))
+
+    assert await asyncio.wait_for(running, 5) == 2
+    assert "run r is cancelled (wrong reward): it is fed no more, 2 groups admitted" in caplog.text
+    await allow(bus, clock, 9)
+    assert await asyncio.wait_for(Feeder(bus, clock, "r", SOURCE).run(), 5) == 2
+    assert len(await tasks(bus)) == 4
+
+
+async def test_a_cancelled_group_is_fed_like_any_other(bus, clock):
+    """It ends as cancelled at once, and only so the trainer learns that its number is done with."""
+    await say(bus, clock, MANIFEST)
+    source = GeneratedSource("toy", {}, count=2)
+    first = next(iter(source.instances(0)))
+    group = group_id("r", source.name, first.visit, first.row, first.payload)
+    await say(bus, clock, Cancel(target=f"r/{group}", cause="by request"))
+    await allow(bus, clock, 9)
+
+    assert await asyncio.wait_for(Feeder(bus, clock, "r", source).run(), 5) == 2
+    assert {0, 1} == {task.admission for task in await tasks(bus)}
+    assert group in {task.group for task in await tasks(bus)}

@@ -14,7 +14,7 @@ from infra.wire import Publisher, unpack
 from producers.generated import GeneratedSource
 from producers.publish import MAX_UNACKNOWLEDGED, ensure_manifest, publish_source, publish_tasks, tasks_of
 from producers.source import Instance
-from schemas.control import Credit, RunManifest
+from schemas.control import Cancel, Credit, RunManifest
 from schemas.messages import Budgets, Trajectory
 from schemas.outcome import Expired
 from schemas.topics import CONTROL, TABLE, TASKS, TRAJECTORIES
@@ -227,6 +227,15 @@ async def test_whoever_finds_another_manifest_last_in_the_log_mends_it(bus, cloc
 
     assert first == again == await manifest(await compacted(bus, clock), clock)
     assert 3 == len(await read_all(bus, CONTROL))
+
+
+async def test_nothing_is_published_to_a_cancelled_run(bus, clock):
+    """Its tasks would all end as cancelled: the publisher is told at once."""
+    await Publisher(bus, clock, "test").publish(CONTROL, Cancel(target="r", cause="wrong reward"))
+
+    with pytest.raises(ConfigError, match=r"run 'r' is cancelled \(wrong reward\).*use a new run name"):
+        await publish_source(bus, clock, GeneratedSource("toy", {}, count=2), MANIFEST)
+    assert [] == await tasks(bus)
 
 
 async def test_another_run_may_have_another_manifest(bus, clock):

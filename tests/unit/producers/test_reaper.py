@@ -6,19 +6,23 @@ import asyncio
 import math
 import random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.clock import settle
+from infra.errors import BusError
+from infra.memory import MemoryReader
 from infra.middleware.deadline import GRACE_S, LONGEST_S, reap_at_ms
 from infra.wire import Publisher, unpack
 from producers.reaper import OpenSamples, Reaper
 from schemas import codec
 from schemas.arbiter import Arbiter, Ruling
-from schemas.control import Breaker, Outage
+from schemas.cancels import Cancels
+from schemas.control import Breaker, Cancel, Credit, Outage, RunManifest
 from schemas.messages import Budgets, Trajectory
-from schemas.outcome import Completed, Expired
+from schemas.outcome import Cancelled, Completed, Expired
 from schemas.topics import CONTROL, TASKS, TRAJECTORIES
 from tests.logs import make_task, read_all
 
@@ -36,6 +40,7 @@ OPERATIONS = st.lists(
         st.tuples(st.just("admit"), st.integers(0, 5), st.integers(0, 5_000)),
         st.tuples(st.just("end"), st.integers(0, 5), st.none()),
         st.tuples(st.just("ask"), st.none(), st.integers(0, 120_000)),
+        st.tuples(st.just("cancel"), st.integers(0, 5), st.none()),
     ),
     max_size=40,
 )
@@ -43,8 +48,8 @@ OPERATIONS = st.lists(
 
 @given(operations=OPERATIONS)
 def test_a_sample_is_given_up_once_and_only_when_it_is_open_and_overdue(operations):
-    """In any order of tasks, outcomes and questions: an end before its task counts, a task read twice is one."""
-    samples = OpenSamples()
+    """In any order of tasks, outcomes, cancels and questions; an end before its task counts, a repeated task is one."""
+    samples, cancels = OpenSamples(), Cancels()
     due, ended, given_up = {}, set(), set()
     for what, sample, number in operations:
         if what == "admit":
@@ -56,6 +61,14 @@ def test_a_sample_is_given_up_once_and_only_when_it_is_open_and_overdue(operatio
             samples.end(make_task(sample=sample))
             ended.add(sample)
             due.pop(sample, None)
+        elif what == "cancel":
+            target = f"test/g0/{sample}"
+            cancels.put(target, Cancel(target=target, cause="by request"))
+            found = [task.sample for task, _ in samples.withdrawn(cancels, only_new=False)]
+            wanted = [sample for sample in due if f"test/g0/{sample}" in cancels and sample not in given_up]
+            assert sorted(found) == sorted(wanted)
+            given_up.update(found)
+            assert [] == samples.withdrawn(cancels, only_new=True)
         else:
             found = [task.sample for task in samples.overdue(number)]
             assert sorted(found) == sorted(
@@ -135,11 +148,23 @@ class Log:
         )
         await self._publisher.publish(CONTROL, breaker)
 
+    async def cancel(self, target):
+        await self._publisher.publish(CONTROL, Cancel(target=target, cause="by request"))
+
     async def expired(self):
         """Return the samples with an expired record, in log order."""
+        return await self.ended(Expired)
+
+    async def ended(self, kind):
+        """Return the samples with a record of one outcome, in log order."""
         records = [record for record in await read_all(self.bus, TRAJECTORIES) if record.value != POISON]
         found = [(await unpack(TRAJECTORIES, record)).message for record in records]
-        return [trajectory.task.sample for trajectory in found if isinstance(trajectory.outcome, Expired)]
+        return [trajectory.task.sample for trajectory in found if isinstance(trajectory.outcome, kind)]
+
+    async def cancels(self):
+        """Return the keys of the cancels in force."""
+        state = {record.key: record.value for record in await read_all(self.bus, CONTROL)}
+        return {key.decode() for key, value in state.items() if value is not None and key.startswith(b"cancel/")}
 
     async def advance(self, seconds):
         """Move time in the steps of the reaper's own polling, so that it acts on the way."""
@@ -300,3 +325,104 @@ async def test_a_reaper_that_starts_during_an_outage_knows_of_it(bus, clock):
     await asyncio.gather(running, return_exceptions=True)
 
     assert ([], [0]) == (before, await log.expired())
+
+
+async def test_queued_samples_of_a_target_are_cancelled_at_once(log, clock):
+    """No deadline is waited for; what has an outcome keeps it, and nobody else is touched."""
+    now = clock.now_ms()
+    for sample in range(4):
+        await log.admit(open_task(sample, now))
+    await log.admit(open_task(8, now, group="g1"))
+    await log.end(open_task(0, now))
+    await log.advance(5)
+    await log.cancel("test/g0")
+    await log.advance(5)
+    cancelled = await log.ended(Cancelled)
+    await log.advance(100)
+
+    assert ([1, 2, 3], [8]) == (sorted(cancelled), await log.expired())
+    assert [1, 2, 3] == sorted(await log.ended(Cancelled))
+
+
+async def test_what_is_admitted_after_the_cancel_is_cancelled_too(log, clock):
+    """A cancel is a state. One of another run goes on."""
+    await log.cancel("test")
+    await log.admit(open_task(1, clock.now_ms()), open_task(2, clock.now_ms(), run="other"))
+    await log.advance(5)
+    first = await log.ended(Cancelled)
+    await log.admit(open_task(3, clock.now_ms()))
+    await log.advance(5)
+
+    assert ([1], [1, 3]) == (first, await log.ended(Cancelled))
+
+
+async def test_a_cancel_that_was_there_before_the_reaper_is_carried_out(bus, clock):
+    """It was down when the cancel came."""
+    log = Log(bus, clock)
+    await log.admit(*(open_task(sample, clock.now_ms()) for sample in range(600)))
+    await log.cancel("test")
+    running = asyncio.create_task(Reaper(bus, clock).run())
+    await settle(200)
+    await log.advance(20)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert list(range(600)) == sorted(await log.ended(Cancelled))
+
+
+async def test_a_cancel_is_removed_after_the_runs_last_deadline(log, clock):
+    """Until then it covers whatever may still come to a stage."""
+    now = clock.now_ms()
+    await log.admit(open_task(0, now), open_task(1, now + 60_000), open_task(2, now + 500_000, run="other"))
+    await log.cancel("test/g0/0")
+    await log.cancel("other")
+    await log.advance(60 + GRACE_S + 50)
+    before = await log.cancels()
+    await log.advance(20)
+
+    assert ({"cancel/test/g0/0", "cancel/other"}, {"cancel/other"}) == (before, await log.cancels())
+
+
+async def test_a_cancel_of_a_run_that_is_still_fed_stays(log, clock):
+    """A feeder that starts again would go on; once the trainer has closed the run it is over."""
+    publisher = Publisher(log.bus, clock, "test")
+    credit = Credit(run="test", epoch=1, admit_up_to=5, min_version=0, horizon=1, temperature=1.0)
+    await publisher.publish(CONTROL, RunManifest(run="test", seed=1, samples=1, paced=True))
+    await publisher.publish(CONTROL, credit)
+    await log.admit(open_task(0, clock.now_ms()))
+    await log.cancel("test")
+    await log.advance(60 + GRACE_S + 100)
+    before = await log.cancels()
+    await publisher.publish(CONTROL, msgspec.structs.replace(credit, closed=True))
+    await log.advance(10)
+
+    assert ({"cancel/test"}, set()) == (before, await log.cancels())
+
+
+async def test_a_cancel_of_which_nothing_is_known_stays_as_long_as_a_task_may(log, clock):
+    """Its tasks may have left the log, or are still to come."""
+    await log.cancel("nowhere/g")
+    await log.advance(200)
+    before = await log.cancels()
+    clock._start_ms += int(LONGEST_S * 1000)
+    await log.advance(10)
+
+    assert ({"cancel/nowhere/g"}, set()) == (before, await log.cancels())
+
+
+async def test_a_reader_of_control_that_breaks_ends_the_reaper(bus, clock, monkeypatch):
+    """It would let cancelled work wait for its deadline."""
+    log = Log(bus, clock)
+    await log.cancel("test")
+    running = asyncio.create_task(Reaper(bus, clock).run())
+    await settle()
+
+    async def broken(*_):
+        raise BusError("the reader broke")
+
+    monkeypatch.setattr(MemoryReader, "poll", broken)
+    await log.cancel("other")
+    await clock.advance(1)
+
+    with pytest.raises(BusError, match="the reader broke"):
+        await asyncio.wait_for(running, 10)

@@ -20,7 +20,7 @@ def test_the_services_can_be_started_in_an_order(tmp_path):
     assert {service.name for service in services} == {
         *("broker", "topics", "clickhouse", "sink", "policy", "envhost", "init", "run", "eval", "reaper", "board"),
     }
-    log_users = {"sink", "init", "run", "eval", "reaper", "board"}
+    log_users = {"sink", "envhost", "init", "run", "eval", "reaper", "board"}
     assert all("topics" in service.after for service in services if service.name in log_users)
 
 

@@ -1,0 +1,134 @@
+"""`rollmill cancel RUN | RUN/GROUP | RUN/GROUP/SAMPLE`: withdraws samples, queued or running.
+
+Writes one record to `control`; stages, environment hosts, reaper and feeder act on it. Saying it twice changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from infra.bus import Bus
+from infra.clock import Clock, SystemClock
+from infra.config import Config
+from infra.connect import connected
+from infra.control import ControlView
+from infra.errors import CAUSE_CHARS, ConfigError
+from infra.wire import Publisher
+from rollmill import output
+from rollmill.covered import Covered
+from schemas.control import Cancel, RunManifest
+from schemas.topics import CONTROL
+
+TARGET_CHARS = 1_000
+"""Longest target."""
+
+
+@click.command("cancel")
+@click.argument("target")
+@click.option("--cause", default="by request", show_default=True, help="Why; goes into each outcome.")
+@click.option("--force", is_flag=True, help="Cancel also what the log does not know (yet).")
+@click.option("--wait", is_flag=True, help="Return when every sample has an outcome.")
+@click.option(
+    "--limit", "limit_s", default=60.0, show_default=True, type=click.FloatRange(0), help="Longest wait, seconds."
+)
+@output.json_option
+@output.config_options
+def command(target: str, cause: str, *, force: bool, wait: bool, limit_s: float, as_json: bool, config: Config) -> None:
+    """Cancel TARGET: a run, RUN/GROUP or RUN/GROUP/SAMPLE.
+
+    Queued samples end as `cancelled` at once, running episodes are stopped and their environments closed; what is
+    published under TARGET later ends the same way. What has an outcome keeps it.
+    """
+
+    async def work() -> dict[str, Any]:
+        async with connected(config.bus, client="cancel") as bus:
+            return await withdraw(bus, SystemClock(), target, cause, force=force, wait_s=limit_s if wait else None)
+
+    output.print_result(output.run(work()), as_json, _show)
+
+
+async def withdraw(
+    bus: Bus, clock: Clock, target: str, cause: str, *, force: bool, wait_s: float | None
+) -> dict[str, Any]:
+    """Cancel a target and return what became of it.
+
+    Args:
+        bus: the log, connected.
+        clock: for limits.
+        target: a run, `run/group` or `run/group/sample`.
+        cause: why, for the outcomes.
+        force: do not ask whether the target is known.
+        wait_s: wait at most this long for every sample to have an outcome; None does not wait.
+
+    Raises:
+        ConfigError: the log knows no such run, group or sample.
+        infra.errors.WaitTimeout: some samples have no outcome after wait_s.
+    """
+    if not target.isprintable() or not 0 < len(target) <= TARGET_CHARS:
+        raise ConfigError(f"{target[:80]!r} is no target: name a run, RUN/GROUP or RUN/GROUP/SAMPLE")
+    view = ControlView(bus, clock)
+    try:
+        await view.start()
+    finally:
+        await view.close()
+    covered = Covered(bus, clock, target)
+    known = force or view.get(f"run/{target}", RunManifest) is not None
+    if not known:
+        await covered.read()
+        if not covered.admitted:
+            raise ConfigError(_unknown(view, target))
+    before = _standing(view, target)
+    cancel = before or Cancel(target=target, cause=_plain(cause))
+    if before is None:
+        await Publisher(bus, clock, "cancel").publish(CONTROL, cancel)
+    if known:
+        await covered.read()
+    if wait_s is not None:
+        await covered.all_ended(wait_s)
+    return {
+        "target": target,
+        "cause": cancel.cause,
+        "cancelled_before": None if before is None else before.target,
+        "samples": len(covered.admitted),
+        "open": len(covered.open),
+        "outcomes": covered.outcomes,
+    }
+
+
+def _standing(view: ControlView, target: str) -> Cancel | None:
+    """Return a cancel that covers the target already."""
+    parts = target.split("/")
+    wider = ("/".join(parts[:end]) for end in range(1, len(parts) + 1))
+    return next((found for name in wider if (found := view.get(f"cancel/{name}", Cancel)) is not None), None)
+
+
+def _unknown(view: ControlView, target: str) -> str:
+    run, _, rest = target.partition("/")
+    if rest and view.get(f"run/{run}", RunManifest) is not None:
+        found = f"run {run!r} is known, but no task of it is {target!r}"
+    else:
+        found = f"`control` holds no manifest of {run!r} and `tasks` no task of {target!r}"
+    return (
+        f"nothing to cancel: {found}. `rollmill runs` lists the runs, `rollmill show RUN` names groups and samples; "
+        "--force cancels whatever is published under that name later"
+    )
+
+
+def _plain(cause: str) -> str:
+    """Return a text that can be written, whatever the terminal gave."""
+    return cause.encode("utf-8", "backslashreplace").decode()[:CAUSE_CHARS]
+
+
+def _show(result: dict[str, Any]) -> None:
+    before, target = result["cancelled_before"], result["target"]
+    said = f"cancelled [bold]{target}[/]" if before is None else f"[bold]{target}[/] is cancelled already, as {before}"
+    ended = ", ".join(f"{count} {kind}" for kind, count in result["outcomes"].items()) or "none has an outcome yet"
+    output.console.print(f"{said} ({result['cause']}): {result['samples']} samples, {ended}", highlight=False)
+    if result["open"]:
+        output.console.print(
+            f"{result['open']} are open: queued ones end as cancelled, running ones are stopped and their environments "
+            "closed; --wait waits for that"
+        )
+    output.console.print("what is published under it later ends the same way")

@@ -1,0 +1,117 @@
+"""The samples that a cancel's target covers: which there are, and how they ended.
+
+Reads `tasks` and the target's partitions of `trajectories` from the start, once, and may then wait for what is open.
+Outcomes count by the arbiter, as everywhere. Nothing is written here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict
+from typing import TypeVar
+
+from infra.bus import Bus, Record, TopicPartition
+from infra.clock import Clock
+from infra.errors import WaitTimeout
+from infra.reading import positions, read_between
+from infra.wire import unpack
+from schemas.arbiter import Arbiter, Ruling
+from schemas.cancels import targets
+from schemas.codec import DecodeError
+from schemas.message import Message
+from schemas.messages import SampleId, Task
+from schemas.partition import partition_for
+from schemas.topics import TASKS, TRAJECTORIES, Topic
+
+M = TypeVar("M", bound=Message)
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.5
+"""One poll lasts at most this long, seconds."""
+
+BATCH = 500
+"""Most records of one poll."""
+
+
+class Covered:
+    """The samples of one target."""
+
+    def __init__(self, bus: Bus, clock: Clock, target: str) -> None:
+        self.admitted: set[SampleId] = set()
+        """Those that a task was published for."""
+        self._bus = bus
+        self._clock = clock
+        self._target = target
+        self._ended: dict[SampleId, str] = {}
+        self._arbiters: defaultdict[str, Arbiter] = defaultdict(Arbiter)
+        self._ends: dict[TopicPartition, int] = {}
+
+    @property
+    def open(self) -> set[SampleId]:
+        """Admitted samples without an outcome."""
+        return self.admitted - self._ended.keys()
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """How many samples ended how."""
+        return dict(sorted(Counter(self._ended[sample] for sample in self.admitted & self._ended.keys()).items()))
+
+    async def read(self) -> None:
+        """Read what is in the log now."""
+        begin = positions(TASKS, await self._bus.begin_offsets(TASKS.name))
+        end = positions(TASKS, await self._bus.end_offsets(TASKS.name))
+        async for record in read_between(self._bus, self._clock, begin, end):
+            task = await self._read(TASKS, record)
+            if task is not None and self._covers(task):
+                self.admitted.add(task.id)
+        begin = self._ours(await self._bus.begin_offsets(TRAJECTORIES.name))
+        self._ends = self._ours(await self._bus.end_offsets(TRAJECTORIES.name))
+        async for record in read_between(self._bus, self._clock, begin, self._ends):
+            await self._end(record)
+
+    async def all_ended(self, limit_s: float) -> None:
+        """Return once every admitted sample has an outcome; call `read` first.
+
+        Raises:
+            WaitTimeout: some have none after limit_s.
+        """
+        until = self._clock.monotonic() + limit_s
+        reader = await self._bus.read(self._ends)
+        try:
+            while missing := self.open:
+                if self._clock.monotonic() > until:
+                    raise WaitTimeout(
+                        f"waited {limit_s:g} s for {len(self.admitted)} samples of {self._target!r}: {len(missing)} "
+                        f"have no outcome, such as {min(missing)}. The reaper ends those in queues: does it run?"
+                    )
+                for record in await reader.poll(BATCH, POLL_S):
+                    await self._end(record)
+        finally:
+            await reader.close()
+
+    def _ours(self, offsets: dict[int, int]) -> dict[TopicPartition, int]:
+        # A foreign run's name may hold a `/` itself, so every beginning of the target may be the run.
+        parts = self._target.split("/")
+        runs = ("/".join(parts[:end]) for end in range(1, len(parts) + 1))
+        wanted = {partition_for(run, len(offsets)) for run in runs}
+        return positions(TRAJECTORIES, {number: offset for number, offset in offsets.items() if number in wanted})
+
+    async def _end(self, record: Record) -> None:
+        trajectory = await self._read(TRAJECTORIES, record)
+        if trajectory is None or not self._covers(trajectory.task):
+            return
+        task = trajectory.task
+        ruling = self._arbiters[task.run].rule(task.group, task.sample, task.payload_digest, record.offset)
+        if ruling is Ruling.ACCEPTED:
+            self._ended[task.id] = str(type(trajectory.outcome).__struct_config__.tag)
+
+    def _covers(self, task: Task) -> bool:
+        return self._target in targets(task.run, task.group, task.sample)
+
+    async def _read(self, topic: Topic[M], record: Record) -> M | None:
+        try:
+            return (await unpack(topic, record, self._bus)).message
+        except DecodeError as error:
+            log.debug("unreadable record skipped, its stage or the sink buries it: %s", error)
+            return None
