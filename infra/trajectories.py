@@ -34,6 +34,7 @@ from infra.clock import Clock, SystemClock
 from infra.control import ControlView
 from infra.errors import BusError, ConfigError, OffsetLost, RollmillError, WaitTimeout
 from infra.kafka import KafkaBus
+from infra.security import PLAINTEXT, Security
 from infra.wire import Received, unpack
 from schemas.arbiter import Ruling
 from schemas.codec import DecodeError
@@ -130,6 +131,7 @@ class TrajectoryReader:
         start: int | None = None,
         prefix: str = DEFAULT_PREFIX,
         blobs: Path | None = None,
+        security: Security = PLAINTEXT,
     ) -> AsyncIterator[Self]:
         """Connect to Kafka and read a run.
 
@@ -143,13 +145,14 @@ class TrajectoryReader:
             start: offset at which a consumer without progress begins; where the run begins unless given.
             prefix: put before every topic name.
             blobs: directory of values too large for a record, as in `bus.blobs` of the services.
+            security: how both sides prove themselves.
 
         Raises:
             BusError: nothing answers, or the log no longer holds the start (OffsetLost).
             ConfigError: the topic differs from the table, or the consumer's progress is of another rule or log.
         """
         store = None if blobs is None else DirectoryBlobs(blobs, SystemClock())
-        bus = KafkaBus(bootstrap, prefix=prefix, client_id=consumer or "reader", blobs=store)
+        bus = KafkaBus(bootstrap, prefix=prefix, client_id=consumer or "reader", blobs=store, security=security)
         try:
             await bus.start()
             await bus.check_topics([TRAJECTORIES])

@@ -43,7 +43,7 @@ async def publish(bus, samples, folder):
     rollout = SAMPLES["rollmill.rollout"]
     for sample in samples:
         task = msgspec.structs.replace(
-            rollout.task, run=RUN, group=f"g{sample}", sample=sample, samples=1, start_by_ms=FAR_MS
+            rollout.task, run=RUN, group="g", sample=sample, samples=len(HELD) + len(MORE), start_by_ms=FAR_MS
         )
         made = msgspec.structs.replace(rollout, task=task, verdict={"folder": str(folder)})
         await Publisher(bus, CLOCK, "test").publish(ROLLOUTS, made)

@@ -37,6 +37,7 @@ from schemas.decisions import (
 from schemas.topics import CONTROL, DECISIONS, TABLE
 from tests.logs import wait_until
 from trainer import loop
+from trainer.decision_log import decisions_of
 from trainer.history import History
 from trainer.replay import replay
 
@@ -134,12 +135,18 @@ async def test_the_process_of_a_replaced_trainer_ends_with_a_message(model, tmp_
         return trainers[-1]
 
     async def announced():
-        return sum(isinstance(said, VersionPublished) for _, said in await decisions(bus))
+        reader = await bus.read({decisions_of(RUN): 0})
+        try:
+            async with asyncio.timeout(300):
+                while not [r for r in await reader.poll(100, 0.5) if b"rollmill.version" in r.value]:
+                    pass
+        finally:
+            await reader.close()
 
     try:
         await bus.create_topics(TABLE)
         first = await start("one")
-        await wait_until(announced, 1, limit_s=300)
+        await announced()
         await start("two", "--resume")
         _, said = await asyncio.wait_for(first.communicate(), 300)
         live = [type(decision) for _, decision in live_decisions(await decisions(bus))]
