@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from infra.broker.local import START_LIMIT_S, STOP_LIMIT_S
@@ -132,7 +132,7 @@ def make_plan(
         )
     socket = f"unix:{data_dir / 'envhost.sock'}"
     own = {"broker": bootstrap is None, "policy": policy_url is None, "clickhouse": clickhouse_url is None}
-    own["board"] = find_spec("faust") is not None
+    own["board"] = has_faust()
     own["envhost"] = len(socket.removeprefix("unix:").encode()) > UNIX_PATH_BYTES
     chosen = ports.choose([name for name, here in own.items() if here], kept=data_dir / PORTS_NAME)
     envhost = f"http://{HOST}:{chosen['envhost']}" if own["envhost"] else socket
@@ -177,6 +177,12 @@ def without(services: Sequence[Service], names: set[str]) -> tuple[Service, ...]
         for service in services
         if service.name not in names
     )
+
+
+def has_faust() -> bool:
+    """Tell whether the live board can run here, without importing what it runs on."""
+    # Not `find_spec`: Faust, once imported, puts a module without a spec in its place, and that is an error there.
+    return PathFinder.find_spec("faust") is not None
 
 
 def _stores(plan: LocalPlan, argv: Argv) -> tuple[Service, ...]:

@@ -1,5 +1,7 @@
 import stat
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -56,7 +58,7 @@ def test_nothing_depends_on_the_board(tmp_path):
 def test_without_faust_there_is_no_board(tmp_path, monkeypatch):
     """It is an extra; everything else runs as ever."""
     with_board = {service.name for service in local_services(make_plan(tmp_path))}
-    monkeypatch.setattr(services_module, "find_spec", lambda _: None)
+    monkeypatch.setattr(services_module, "has_faust", lambda: False)
     plan = make_plan(tmp_path)
 
     assert {"board"} == with_board - {service.name for service in local_services(plan)}
@@ -101,3 +103,11 @@ def test_a_local_system_keeps_large_values_beside_its_other_data(tmp_path):
 
     assert make_plan(tmp_path).config.bus.blobs == str(tmp_path / "blobs")
     assert make_plan(tmp_path, base=own).config.bus.blobs == "/mnt/shared/blobs"
+
+
+def test_an_imported_faust_is_found_too(monkeypatch):
+    """It puts a module without a spec in its place, which must not stop whoever asks whether it is there."""
+    found = services_module.has_faust()
+    monkeypatch.setitem(sys.modules, "faust", ModuleType("faust"))
+
+    assert services_module.has_faust() is found
