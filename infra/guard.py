@@ -20,7 +20,6 @@ from collections.abc import Awaitable, Callable
 from infra.breaker import BreakerLimits, CircuitBreaker, State
 from infra.clock import Clock
 from infra.errors import BusError
-from infra.waiting import waits_for
 from infra.wire import Publisher
 from schemas.control import Breaker, Outage
 from schemas.topics import CONTROL
@@ -85,10 +84,7 @@ class Guard:
 
     async def closed(self) -> None:
         """Return once the service may be called."""
-        if self.open:
-            waits_for(f"the {self.service} at {self.address}, which is away")
-            await self._closed.wait()
-            waits_for("")
+        await self._closed.wait()
 
     async def opened(self) -> None:
         """Return once the service is away."""

@@ -1,4 +1,4 @@
-"""How the pipeline stands: lag from the broker, the live board, and what lies in `dead`.
+"""How the pipeline stands: lag from the broker, the live board, what lies in `dead`, and which service is away.
 
 The board is asked of its service and, where that does not answer in BOARD_LIMIT_S or cannot be believed, made here from
 the end of `events`: the same board from the same records, only slower. So nothing depends on the service.
@@ -20,6 +20,7 @@ from infra.bus import Bus
 from infra.clock import Clock
 from infra.config import Config
 from infra.errors import ServiceError
+from rollmill.breakers import Standstill, standstills
 from rollmill.lag import StageLag, stage_lags
 from schemas.topics import DEAD
 
@@ -50,6 +51,8 @@ class Standing:
     """Records in `dead`."""
     dead_lately: int
     """Those of them that came within the window."""
+    paused: list[Standstill]
+    """Stages that stand still."""
 
 
 async def standing(bus: Bus, clock: Clock, config: Config, window_ms: int) -> Standing:
@@ -61,10 +64,10 @@ async def standing(bus: Bus, clock: Clock, config: Config, window_ms: int) -> St
         config: says where the board is.
         window_ms: what counts as lately, milliseconds.
     """
-    lags, dead, (board, behind, note) = await asyncio.gather(
-        stage_lags(bus), _dead(bus, clock.now_ms() - window_ms), _board(bus, clock, config)
+    lags, dead, (board, behind, note), paused = await asyncio.gather(
+        stage_lags(bus), _dead(bus, clock.now_ms() - window_ms), _board(bus, clock, config), standstills(bus, clock)
     )
-    return Standing(lags=lags, board=board, behind=behind, note=note, dead=dead[0], dead_lately=dead[1])
+    return Standing(lags=lags, board=board, behind=behind, note=note, dead=dead[0], dead_lately=dead[1], paused=paused)
 
 
 async def _board(bus: Bus, clock: Clock, config: Config) -> tuple[BoardView, int, str]:

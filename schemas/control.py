@@ -144,20 +144,21 @@ class Breaker(Message, frozen=True, kw_only=True, tag="rollmill.breaker"):
 Control = RunManifest | Credit | Cursor | FeederStarted | PolicyVersion | Cancel | Breaker
 
 
-def control_key(record: Control) -> str:  # noqa: PLR0911 - one line for each kind
+def control_key(record: Control) -> str:
     """Return the compaction key of a control record."""
     match record:
         case RunManifest():
-            return f"run/{record.run}"
+            key = f"run/{record.run}"
         case Credit():
-            return f"credit/{record.run}"
+            key = f"credit/{record.run}"
         case Cursor():
-            return f"cursor/{record.run}"
+            key = f"cursor/{record.run}"
         case FeederStarted():
-            return f"feeder/{record.run}"
+            key = f"feeder/{record.run}"
         case PolicyVersion():
-            return f"policy/{record.run}"
+            key = f"policy/{record.run}"
         case Cancel():
-            return f"cancel/{record.target}"
+            key = f"cancel/{record.target}"
         case Breaker():
-            return f"breaker/{record.service}/{record.address}/{record.stage}/{record.worker}"
+            key = f"breaker/{record.service}/{record.address}/{record.stage}/{record.worker}"
+    return key

@@ -22,6 +22,7 @@ from infra.envhost.lease import Fenced
 from infra.envhost.protocol import Claimed, Closed, Counts, Create, Created
 from infra.errors import Failure
 from infra.guard import Guard, Guards
+from infra.waiting import waits_for
 
 log = logging.getLogger(__name__)
 
@@ -116,19 +117,25 @@ class PatientHost:
         await self._client.disconnect()
 
     async def _patiently(self, what: str, ask: Callable[[], Awaitable[T]], wait_s: float) -> T:
-        until = self._guard.patience + wait_s
+        until, waited = self._guard.patience + wait_s, False
         while True:
             while self._guard.open:
                 if self._replaceable():
                     raise HostAway(f"{what}: the environment host at {self.address} is away, another one is there")
+                waited = True
+                waits_for(f"the environment host at {self.address}, which is away")
                 await self._clock.sleep(AGAIN_S)
             try:
-                return await self._noted(ask())
+                answer = await self._noted(ask())
             except HostAway as away:
                 if self._guard.patience + AGAIN_S > until:
                     raise HostAway(f"waited {wait_s:g} s for {what}: {away.cause}") from away
                 log.debug("%s is called again: %s", what, away)
                 await self._clock.sleep(AGAIN_S)
+            else:
+                if waited:
+                    waits_for("")
+                return answer
 
     async def _noted(self, call: Awaitable[T]) -> T:
         """Await a call and tell the guard what it says about the host."""

@@ -133,9 +133,12 @@ class PatientPolicy:
         return await self._patiently(f"generation {request_id}", ask, self._guard.patience + self._wait_s)
 
     async def _patiently(self, what: str, ask: Callable[[], Awaitable[T]], until: float) -> T:
-        backoff_s = FIRST_BACKOFF_S
+        backoff_s, waited = FIRST_BACKOFF_S, False
         while True:
-            await self._guard.closed()
+            if self._guard.open:
+                waited = True
+                waits_for("the engine, which is away")
+                await self._guard.closed()
             try:
                 answer = await ask()
             except (PolicyOverloaded, PolicyUnreachable) as error:
@@ -145,6 +148,7 @@ class PatientPolicy:
                 if self._guard.patience > until:
                     kind = FailureKind.RATE_LIMIT if isinstance(error, PolicyOverloaded) else FailureKind.ENGINE
                     raise _failure(f"waited {self._wait_s:g} s for {what}: {error}", kind) from error
+                waited = True
                 waits_for("the engine, which is " + ("full" if isinstance(error, PolicyOverloaded) else "away"))
                 log.debug("%s: asked again in %.1f s: %s", what, backoff_s, error)
                 await self._clock.sleep(backoff_s)
@@ -153,7 +157,7 @@ class PatientPolicy:
                 raise _failure(f"{what}: {type(error).__name__}: {error}") from error
             else:
                 self._guard.succeeded()
-                if backoff_s > FIRST_BACKOFF_S:  # it was waited for; a caller's own wait may go on otherwise
+                if waited:  # else a caller's own wait may go on
                     waits_for("")
                 return answer
 

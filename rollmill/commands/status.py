@@ -1,11 +1,11 @@
-"""`rollmill status`: lag, what is in flight in each stage and what it waits for, what ended lately, what stands still.
+"""`rollmill status`: lag, what is in flight in each stage and what it waits for, what stands still, what ended lately.
 
-Shows the live board where one runs, and else reads the end of `events` itself; it needs no other service to be alive.
+Shows the live board where one runs, and else reads the end of `events` itself; which service is away is in `control`.
+It needs no other service to be alive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -20,7 +20,7 @@ from infra.clock import SystemClock
 from infra.config import Config
 from infra.connect import connected
 from rollmill import output
-from rollmill.breakers import Standstill, standstills
+from rollmill.breakers import Standstill
 from rollmill.standing import Standing, standing
 from schemas.telemetry import EventKind
 
@@ -52,12 +52,10 @@ def command(window: str, as_json: bool, config: Config) -> None:
 async def _status(config: Config, window: str) -> dict[str, Any]:
     clock = SystemClock()
     async with connected(config.bus, client="status") as bus:
-        found = await standing(bus, clock, config, WINDOWS_MS[window])
-        still = await standstills(bus, clock)
-    return described(found, window, still)
+        return described(await standing(bus, clock, config, WINDOWS_MS[window]), window)
 
 
-def described(found: Standing, window: str, still: Sequence[Standstill] = ()) -> dict[str, Any]:
+def described(found: Standing, window: str) -> dict[str, Any]:
     """Return how the pipeline stands as plain values."""
     return {
         "window": window,
@@ -65,7 +63,7 @@ def described(found: Standing, window: str, still: Sequence[Standstill] = ()) ->
         "source": "events" if found.note else "board",
         "note": found.note,
         "behind": found.behind,
-        "paused": [one.as_dict() for one in still],
+        "paused": [one.as_dict() for one in found.paused],
         "stages": _stages(found, window),
         "states": found.board.states,
         "dead": {"total": found.dead, "lately": found.dead_lately},

@@ -15,6 +15,7 @@ from infra.envhost.scripted import ScriptedFactory
 from infra.errors import Failure
 from infra.guard import Guards, unguarded
 from infra.memory import MemoryBus
+from infra.waiting import heard_by
 from infra.wire import Publisher
 from schemas.outcome import Boundary, FailureKind
 from schemas.topics import TABLE
@@ -83,8 +84,9 @@ async def in_time(clock, seconds, work):
 
 async def test_a_create_waits_for_a_host_that_is_away_and_that_time_does_not_count(clock, local, host, guards):
     """A host that restarts costs no attempt, however short the task's own limit is."""
-    local.away = True
-    waiting = asyncio.create_task(host.create(request_for(clock)))
+    local.away, said = True, []
+    with heard_by(said.append):
+        waiting = asyncio.create_task(host.create(request_for(clock)))
     await passing(clock, 300)
     before, refused = waiting.done(), local.refused
     local.away = False
@@ -93,6 +95,7 @@ async def test_a_create_waits_for_a_host_that_is_away_and_that_time_does_not_cou
     assert (False, True) == (before, guards.ready())
     assert isinstance(await asyncio.wait_for(waiting, 30), Created)
     assert refused < 8, "while it is away nobody but the probes asks"
+    assert (f"the environment host at {LOCAL}, which is away", "") == (said[0], said[-1])
 
 
 async def test_a_host_that_comes_and_goes_is_given_up_in_the_end(clock, local):

@@ -14,6 +14,7 @@ from infra.guard import Guard
 from infra.inference.base import PolicyError, PolicyOverloaded, PolicyUnreachable
 from infra.inference.patient import PatientPolicy, answers
 from infra.inference.scripted import ScriptedPolicy
+from infra.waiting import heard_by
 from schemas.outcome import FailureKind
 from schemas.transcript import Sampling
 
@@ -96,6 +97,22 @@ async def test_what_the_engine_serves_is_asked_again_after_an_outage(world):
     await asyncio.wait_for(waiting, 30)
 
     assert (await world.policy.info()).version == 3
+
+
+async def test_an_episode_that_comes_while_the_engine_is_away_says_what_it_waits_for(world):
+    """It has asked nobody itself; once it is answered it waits for nothing."""
+    world.engine.error = PolicyUnreachable("connection refused")
+    first = world.generate()
+    await world.probe_for(10)
+    said = []
+    with heard_by(said.append):
+        second = world.generate()
+    await world.probe_for(10)
+    world.engine.error = None
+    await world.probe_for(10)
+    await asyncio.wait_for(asyncio.gather(first, second), 30)
+
+    assert ["the engine, which is away", ""] == said
 
 
 async def test_an_engine_that_is_overloaded_is_not_away(world):

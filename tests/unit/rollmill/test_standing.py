@@ -19,8 +19,9 @@ from infra.memory import MemoryBus
 from infra.wire import Publisher
 from rollmill import output, standing
 from rollmill.commands import status
+from schemas.control import Breaker
 from schemas.telemetry import EventKind, StageEvent, StageEvents
-from schemas.topics import DEAD, EVENTS, TABLE
+from schemas.topics import CONTROL, DEAD, EVENTS, TABLE
 
 NOW_MS = 1_700_000_000_000
 MINUTE_MS = 60_000
@@ -197,3 +198,25 @@ async def test_the_result_for_programs_is_plain(bus):
     assert {"started": 1, "finished": 1} == run["windows"]["1m"]
     assert ("r", 0, 45.0) == (run["oldest"]["run"], run["oldest"]["sample"], run["oldest"]["age_s"])
     assert {"total": 0, "lately": 0} == result["dead"]
+
+
+async def test_a_service_that_is_away_is_said_above_all(bus, printed):
+    """It is why nothing moves; anybody may write its cause."""
+    breaker = Breaker(
+        service="policy",
+        address="http://127.0.0.1:8000",
+        stage="run",
+        worker="run-1",
+        open=True,
+        since_ms=NOW_MS - 42_000,
+        open_ms=42_000,
+        cause="refused\x1b[2J",
+        at_ms=NOW_MS,
+    )
+    await Publisher(bus, bus.clock, "run-1").publish(CONTROL, breaker)
+    result = await shown(bus, started())
+    text = printed(200, status._show, result)
+
+    assert ["run"] == [one["stage"] for one in result["paused"]]
+    assert "RUN paused: policy at http://127.0.0.1:8000 away for 42 s (breaker open since" in text
+    assert "\x1b[2J" not in text
