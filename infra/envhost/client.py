@@ -45,7 +45,7 @@ from infra.envhost.protocol import (
     pack,
 )
 from infra.errors import Failure, ServiceError
-from infra.waiting import waiting
+from infra.waiting import Wait, waiting
 from schemas.message import Part
 from schemas.outcome import Boundary, FailureKind
 
@@ -177,10 +177,10 @@ class HttpEnvHost:
     async def create(self, request: Create) -> Created | Closed:
         """Build and reset an environment."""
         # Waiting is not failing: a full host costs the sample no attempt, until the caller's own limit.
-        async with waiting(self._clock, f"a place on the environment host at {self.address}"):
-            return await self._create(request)
+        async with waiting(self._clock, f"an environment on {self.address}") as wait:
+            return await self._create(request, wait)
 
-    async def _create(self, request: Create) -> Created | Closed:
+    async def _create(self, request: Create, wait: Wait) -> Created | Closed:
         until = self._clock.monotonic() + request.wait_s
         while True:
             left = max(0.0, until - self._clock.monotonic())
@@ -193,6 +193,7 @@ class HttpEnvHost:
             except HostFull as error:
                 if self._clock.monotonic() + self._limits.again_s >= until:
                     raise _failure(f"no environment within {request.wait_s:g} s: {error}") from error
+                wait.what = f"a place on the environment host at {self.address}"
             else:
                 return answer
 

@@ -7,13 +7,12 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from infra.clock import VirtualClock, settle
+from infra.clock import VirtualClock
 from infra.envhost.client import HttpEnvHost
 from infra.envhost.protocol import Create, HostFull, pack, refusal
-from infra.errors import Failure
 from infra.loopback import HOST, find_free
 from infra.waiting import SAY_AFTER_S, heard_by
-from tests.logs import make_task, wait_until
+from tests.logs import make_task
 
 
 @pytest.fixture
@@ -56,30 +55,4 @@ async def test_a_host_that_does_not_answer_at_once_and_then_is_full(clock):
         await asyncio.gather(creating, return_exceptions=True)
         await client.disconnect()
         await runner.cleanup()
-    assert heard[-1] == ""
-
-
-async def test_a_host_that_is_away(clock):
-    """It is asked again until the caller's limit."""
-    heard, address = [], f"http://{HOST}:{find_free()}"
-    client = HttpEnvHost(address, clock=clock)
-    creating = asyncio.create_task(create(client, heard, 5.0))
-
-    async def said():
-        await clock.advance(0.1)
-        await settle()
-        return len(heard)
-
-    await wait_until(said, 1, limit_s=30)
-    assert [f"the answer of the environment host at {address}"] == heard[:1]
-
-    async def over():
-        await clock.advance(0.1)
-        await asyncio.sleep(0)
-        return creating.done()
-
-    await wait_until(over, True, limit_s=30)
-    with pytest.raises(Failure, match="no environment within 5 s"):
-        await creating
-    await client.disconnect()
     assert heard[-1] == ""
