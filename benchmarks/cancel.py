@@ -49,6 +49,9 @@ LOOK_EVERY_S = 0.005
 LIMIT_S = 60.0
 """Longest wait for a round's episodes to run, and for their end, seconds."""
 
+UNUSED = {"sink", "board"}
+"""Services that only look on, and need packages that not every machine has."""
+
 BOUND_S = 1.0
 """What the figure must not exceed, seconds."""
 
@@ -164,9 +167,12 @@ async def _measure(config: BusConfig, rounds: int) -> Result:
 
 @asynccontextmanager
 async def services(plan: LocalPlan) -> AsyncIterator[None]:
-    """Run the product's services but the sink, until the block is left; one that dies ends the measurement."""
+    """Run the product's services but the unused, until the block is left; one that dies ends the measurement."""
     plan.write()
-    chosen = [replace(one, restart=Restart.NEVER) for one in without(local_services(plan), {"topics", "sink"})]
+    chosen = [
+        replace(one, restart=Restart.NEVER) if one.restart is Restart.ALWAYS else one
+        for one in without(local_services(plan), UNUSED)
+    ]
     async with Supervisor(chosen, run_dir=plan.run_dir) as supervisor, asyncio.TaskGroup() as group:
         await supervisor.start()
         watching = group.create_task(supervisor.wait())
