@@ -208,7 +208,9 @@ class Reaper:
         known = [last for run in runs if (last := self._samples.last_reap_at_ms(run)) is not None]
         # Where nothing is known of the run, its tasks may have left the log, or are still to come.
         written_ms = control.written_ms(PREFIX + target) or now_ms
-        return max(known, default=written_ms + int(LONGEST_S * 1000)) < now_ms
+        # Every known outage may have put the deadlines off: a cancel that stays too long does no harm.
+        put_off_ms = away_ms(control.all(Breaker), 0, now_ms)
+        return max(known, default=written_ms + int(LONGEST_S * 1000)) + put_off_ms < now_ms
 
     async def _end(self, ends: Sequence[tuple[Task, Outcome]]) -> None:
         for start in range(0, len(ends), MAX_UNACKNOWLEDGED):

@@ -383,6 +383,19 @@ async def test_a_cancel_is_removed_after_the_runs_last_deadline(log, clock):
     assert ({"cancel/test/g0/0", "cancel/other"}, {"cancel/other"}) == (before, await log.cancels())
 
 
+async def test_an_outage_puts_off_the_end_of_a_cancel_as_it_does_the_deadlines(log, clock):
+    """What stood still meanwhile may still come to a stage."""
+    now = clock.now_ms()
+    await log.admit(open_task(0, now))
+    await log.away(now, now + 40_000)
+    await log.cancel("test")
+    await log.advance(60 + GRACE_S + 30)
+    before = await log.cancels()
+    await log.advance(20)
+
+    assert ({"cancel/test"}, set()) == (before, await log.cancels())
+
+
 async def test_a_cancel_of_a_run_that_is_still_fed_stays(log, clock):
     """A feeder that starts again would go on; once the trainer has closed the run it is over."""
     publisher = Publisher(log.bus, clock, "test")
