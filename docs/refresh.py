@@ -16,7 +16,7 @@ from pathlib import Path
 import msgpack
 
 from schemas.access import access_table, acl_commands
-from schemas.diagram import flowchart, table
+from schemas.diagram import flowchart, path, table
 from schemas.topics import DEFAULT_PREFIX
 from schemas.wire_page import wire_page
 
@@ -43,6 +43,11 @@ def acls() -> str:
     return f"```sh\n{acl_commands('run', prefix=DEFAULT_PREFIX, user='rollmill-run')}```\n"
 
 
+def way() -> str:
+    """Return the same without what every service writes or reads."""
+    return f"```mermaid\n{flowchart(path())}```\n"
+
+
 def task() -> str:
     """Return the golden task, as fields and as bytes."""
     data = TASK_BYTES.read_bytes()
@@ -55,6 +60,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "access": access_table,
     "acls": acls,
     "flow": flow,
+    "way": way,
     "reference": wire_page,
     "task": task,
     "topics": table,

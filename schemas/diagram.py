@@ -9,21 +9,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from schemas.topics import HOUR_MS, TABLE, Topic
+from schemas.topics import CONTROL, DEAD, EVENTS, HOUR_MS, METRICS, TABLE, Topic
 
 Topics = Sequence[Topic[Any]]
 
 
 def flowchart(topics: Topics = TABLE) -> str:
-    """Return a Mermaid flowchart: services as rounded boxes, topics as cylinders, arrows the way records go."""
+    """Return a Mermaid flowchart: services as rounded boxes, topics as cylinders, arrows the way records go.
+
+    The retry tiers of a stage are one cylinder: they differ by their delay alone.
+    """
     services = dict.fromkeys(name for topic in topics for name in (*topic.producers, *topic.consumers))
     lines = ["flowchart LR"]
     lines += [f"    {_service(name)}([{name}])" for name in services]
-    lines += [f"    {_topic(topic)}[({topic.name})]" for topic in topics]
+    lines += [f"    {_topic(topic)}[({_drawn(topic)})]" for topic in topics]
     for topic in topics:
         lines += [f"    {_service(name)} --> {_topic(topic)}" for name in topic.producers]
         lines += [f"    {_topic(topic)} --> {_service(name)}" for name in topic.consumers]
-    return "\n".join(lines) + "\n"
+    return "\n".join(dict.fromkeys(lines)) + "\n"
+
+
+def path() -> Topics:
+    """Return the topics that samples and decisions travel by: what every service writes or reads is left out."""
+    return [topic for topic in TABLE if topic not in (EVENTS, METRICS, CONTROL, DEAD)]
 
 
 def table(topics: Topics = TABLE, *, tags: bool = False) -> str:
@@ -62,4 +70,8 @@ def _service(name: str) -> str:
 
 
 def _topic(topic: Topic[Any]) -> str:
-    return "topic_" + topic.name.replace(".", "_")
+    return "topic_" + _drawn(topic).replace(".", "_").replace("_*", "")
+
+
+def _drawn(topic: Topic[Any]) -> str:
+    return topic.name.rpartition(".")[0] + ".*" if topic.delay_ms else topic.name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.diagram import flowchart, kept, table
+from schemas.diagram import flowchart, kept, path, table
 from schemas.topics import CONTROL, EPISODES, EVENTS, INIT_RETRY_5S, TABLE, TASKS, TRAJECTORIES
 
 
@@ -19,14 +19,21 @@ def test_one_topic_as_a_flowchart():
 
 
 def test_every_edge_of_the_table_is_drawn_once():
-    """No writer and no reader is left out of the picture."""
+    """No writer and no reader is left out of the picture; tiers that differ by their delay are one."""
     edges = [line for line in flowchart().splitlines() if "-->" in line]
-    assert len(edges) == len(set(edges)) == sum(len(topic.producers) + len(topic.consumers) for topic in TABLE)
+    tiers = {topic.name.rpartition(".")[0]: topic for topic in TABLE if topic.delay_ms}
+    drawn = [*(topic for topic in TABLE if not topic.delay_ms), *tiers.values()]
+    assert len(edges) == len(set(edges)) == sum(len(topic.producers) + len(topic.consumers) for topic in drawn)
 
 
 def test_names_are_escaped_for_mermaid():
     """A dot may be in a label and not in an identifier."""
-    assert "    topic_init_retry_5s[(init.retry.5s)]\n" in flowchart([INIT_RETRY_5S])
+    assert "    topic_init_retry[(init.retry.*)]\n" in flowchart([INIT_RETRY_5S])
+
+
+def test_the_way_leaves_out_what_everybody_uses():
+    """A picture of nothing but what samples and decisions travel by."""
+    assert {"events", "metrics", "control", "dead"} == {topic.name for topic in TABLE if topic not in path()}
 
 
 def test_one_topic_as_a_row():
