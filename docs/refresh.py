@@ -16,7 +16,8 @@ from pathlib import Path
 import msgpack
 
 from schemas.access import access_table, acl_commands
-from schemas.diagram import flowchart, path, table
+from schemas.diagram import flowchart, table
+from schemas.diagram import way as travelled
 from schemas.topics import DEFAULT_PREFIX
 from schemas.wire_page import wire_page
 
@@ -45,7 +46,7 @@ def acls() -> str:
 
 def way() -> str:
     """Return the same without what every service writes or reads."""
-    return f"```mermaid\n{flowchart(path())}```\n"
+    return f"```mermaid\n{flowchart(travelled())}```\n"
 
 
 def task() -> str:

@@ -29,7 +29,7 @@ def flowchart(topics: Topics = TABLE) -> str:
     return "\n".join(dict.fromkeys(lines)) + "\n"
 
 
-def path() -> Topics:
+def way() -> Topics:
     """Return the topics that samples and decisions travel by: what every service writes or reads is left out."""
     return [topic for topic in TABLE if topic not in (EVENTS, METRICS, CONTROL, DEAD)]
 

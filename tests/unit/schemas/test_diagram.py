@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.diagram import flowchart, kept, path, table
+from schemas.diagram import flowchart, kept, table, way
 from schemas.topics import CONTROL, EPISODES, EVENTS, INIT_RETRY_5S, TABLE, TASKS, TRAJECTORIES
 
 
@@ -33,7 +33,7 @@ def test_names_are_escaped_for_mermaid():
 
 def test_the_way_leaves_out_what_everybody_uses():
     """A picture of nothing but what samples and decisions travel by."""
-    assert {"events", "metrics", "control", "dead"} == {topic.name for topic in TABLE if topic not in path()}
+    assert {"events", "metrics", "control", "dead"} == {topic.name for topic in TABLE if topic not in way()}
 
 
 def test_one_topic_as_a_row():
