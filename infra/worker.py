@@ -36,6 +36,7 @@ from infra.dead_letter import TOO_LARGE, Death, bury
 from infra.errors import BusError, NotOwner, TooLarge
 from infra.middleware import Call, Job, Result
 from infra.offsets import Progress, Start
+from infra.watchdog import Watchdog
 from infra.wire import Publisher, trace_of, unpack
 from schemas.codec import DecodeError
 from schemas.telemetry import EventKind
@@ -120,6 +121,7 @@ class Worker:
         self._jobs: dict[asyncio.Task[None], _Work] = {}
         self._bytes = 0
         self._consumer: Consumer | None = None
+        self._watchdog = Watchdog(bus, clock, stage)
         self._stopping = asyncio.Event()
         self._slot_free = asyncio.Event()
         self._broken: BaseException | None = None
@@ -167,13 +169,24 @@ class Worker:
         while not self._stopping.is_set():
             room = self._limits.max_in_flight - len(self._jobs)
             if room <= 0 or self._bytes >= self._limits.max_bytes or not self._ready():
+                self._watchdog.heard()
                 await self._wait_for_slot(self._limits.poll_s)
                 await consumer.poll(0, 0.0)
                 continue
             if not self._waiting:
-                self._waiting.extend(await consumer.poll(room, self._limits.poll_s, without=self._shut()))
+                await self._fetch(consumer, room)
             if self._ready():  # what came meanwhile waits
                 await self._start(consumer, await self._admit(consumer))
+
+    async def _fetch(self, consumer: Consumer, room: int) -> None:
+        shut = self._shut()
+        found = await consumer.poll(room, self._limits.poll_s, without=shut)
+        self._waiting.extend(found)
+        if found:
+            self._watchdog.heard()
+        else:
+            open_ = {tp: progress.next_offset for tp, progress in self._progress.items() if tp not in shut}
+            await self._watchdog.look(open_)
 
     async def _wait_for_slot(self, seconds: float) -> None:
         self._slot_free.clear()
