@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from infra.config import load
@@ -79,6 +80,21 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
     console.print(table)
+
+
+def print_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print rows of any shape: as a table, or each by itself where a table would not fit the terminal."""
+    widths = (
+        [max(len(column), *(len(str(row[at])) for row in rows)) for at, column in enumerate(columns)] if rows else []
+    )
+    if sum(width + 3 for width in widths) <= console.width:
+        print_table("", columns, [[escape(visible(str(cell))) for cell in row] for row in rows])
+        return
+    name_width = max(len(column) for column in columns)
+    for number, row in enumerate(rows, 1):
+        console.print(f"[bold]row {number}[/]")
+        for column, cell in zip(columns, row, strict=True):
+            console.print(f"  {column:<{name_width}}  {escape(visible(str(cell)))}", highlight=False)
 
 
 def visible(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 import click
 
@@ -12,6 +11,23 @@ from infra.clock import SystemClock
 from infra.config import Config
 from infra.connect import connected
 from rollmill import output, store
+from schemas.dispositions import Disposition
+
+MEANINGS = {
+    Disposition.OPEN: "on its way: no outcome yet",
+    Disposition.FAILED: "the system failed it; it has no reward",
+    Disposition.CANCELLED: "withdrawn",
+    Disposition.EXPIRED: "its time ran out",
+    Disposition.BUFFERED: "read by the trainer, waits for its group or batch",
+    Disposition.TRAINED: "in a step",
+    Disposition.FILTERED: "its siblings all did alike: nothing to learn",
+    Disposition.STALE: "sampled by weights that were too old",
+    Disposition.INCOMPLETE: "completed, but too few siblings did",
+    Disposition.ROLLED_BACK: "in a step that was undone",
+    Disposition.UNREAD: "has an outcome that no trainer has read",
+    Disposition.UNUSED: "read, and not used when the run ended",
+}
+"""What a person is told of each place."""
 
 
 @click.command("check")
@@ -32,9 +48,12 @@ async def _check(run: str, config: Config) -> Report:
 
 
 def _show(report: Report) -> None:
-    rows: list[tuple[Any, Any]] = [*report.counts.items(), ("admitted", report.admitted)]
-    output.print_table(f"samples of {report.run}", ("disposition", "samples"), rows)
-    output.console.print("[green]conserved[/]" if report.conserved else "[red]NOT conserved[/]")
+    rows = [(place, samples, MEANINGS[Disposition(place)]) for place, samples in report.counts.items()]
+    rows.append(("admitted", report.admitted, "their sum"))
+    output.print_table(f"samples of {report.run}", ("disposition", "samples", "meaning"), rows)
+    open_ = report.counts.get(Disposition.OPEN, 0)
+    going_on = f" so far: {open_} samples are on their way" if open_ else ""
+    output.console.print(f"[green]conserved[/]{going_on}" if report.conserved else "[red]NOT conserved[/]")
     for violation in report.violations:
         output.console.print(f"  {violation}")
     if report.found > len(report.violations):

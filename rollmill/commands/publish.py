@@ -62,10 +62,14 @@ async def _publish(
         published = await publish_source(bus, SystemClock(), source, wanted)
     if not published:
         raise ConfigError(f"{file} holds no usable task")
-    return {"run": run, "tasks": published, "bad_lines": [str(bad) for bad in source.bad]}
+    return {"run": run, "tasks": published, "samples": samples, "bad_lines": [str(bad) for bad in source.bad]}
 
 
 def _show(result: dict[str, Any]) -> None:
-    output.console.print(f"published {result['tasks']} tasks to run [bold]{result['run']}[/]")
+    groups = result["tasks"] // result["samples"]
+    output.console.print(
+        f"published {result['tasks']} tasks ({groups} groups of {result['samples']}) to run [bold]{result['run']}[/]; "
+        "what was published to it before counts once"
+    )
     for bad in result["bad_lines"]:
         output.errors.print(f"[yellow]not published:[/] {bad}")

@@ -34,4 +34,4 @@ async def _ask(query: str, config: Config) -> dict[str, Any]:
 
 
 def _show(result: dict[str, Any]) -> None:
-    output.print_table("", result["columns"], result["rows"])
+    output.print_rows(result["columns"], result["rows"])

@@ -1,0 +1,55 @@
+"""What commands print for a person."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from rollmill import output
+from rollmill.commands.check import MEANINGS
+from schemas.dispositions import Disposition
+
+
+@pytest.fixture
+def printed(monkeypatch):
+    """Return what was printed, by a terminal of 60 columns."""
+    console = Console(width=60, record=True, file=io.StringIO())
+    monkeypatch.setattr(output, "console", console)
+    return console.export_text
+
+
+def test_rows_that_fit_are_a_table(printed):
+    """One line each."""
+    output.print_rows(["name", "count"], [["a", 1], ["b", 22]])
+
+    assert any("a" in line and "1" in line and "\u2502" in line for line in printed().splitlines())
+
+
+def test_rows_that_do_not_fit_are_shown_one_by_one(printed):
+    """A table of thirty columns would show three letters of each."""
+    output.print_rows(["name", "text"], [["a", "x" * 100], ["b", "y"]])
+
+    text = printed()
+    assert ["row 1", "row 2"] == [line for line in text.splitlines() if line.startswith("row")]
+    assert "x" * 100 == "".join(line.strip() for line in text.splitlines() if "xx" in line).removeprefix("text").strip()
+
+
+def test_what_a_policy_said_is_shown_and_not_obeyed(printed):
+    """Neither by the terminal nor as markup."""
+    output.print_rows(["said"], [["\x1b[2J [red]"]])
+
+    assert "\\x1b[2J [red]" in printed()
+
+
+def test_no_rows_are_an_empty_table(printed):
+    """And not an error."""
+    output.print_rows(["name"], [])
+
+    assert "name" in printed()
+
+
+def test_every_disposition_is_explained():
+    """`rollmill check` leaves nobody guessing."""
+    assert set(MEANINGS) == set(Disposition)
