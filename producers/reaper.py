@@ -19,16 +19,19 @@ from typing import Any
 from infra.bus import Bus, Reader, Record, TopicPartition
 from infra.cancellation import PREFIX, Cancellation
 from infra.clock import Clock
+from infra.events import EventLog
 from infra.middleware.cancel import outcome_of
 from infra.middleware.deadline import GRACE_S, LONGEST_S, reap_at_ms
 from infra.outages import away_ms
+from infra.service import worker_name
 from infra.terminal import terminal
 from infra.wire import Publisher, unpack
 from schemas.cancels import Cancels
 from schemas.codec import DecodeError
 from schemas.control import Breaker, Cancel, Credit, RunManifest
 from schemas.messages import SampleId, Task
-from schemas.outcome import Expired, Outcome
+from schemas.outcome import Cancelled, Expired, Outcome
+from schemas.telemetry import EventKind, StageEvent
 from schemas.topics import CONTROL, TASKS, TRAJECTORIES, Topic
 
 log = logging.getLogger(__name__)
@@ -145,6 +148,7 @@ class Reaper:
         self._bus = bus
         self._clock = clock
         self._publisher = Publisher(bus, clock, "reaper")
+        self._events = EventLog(self._publisher, clock, worker_name("reaper"))
         self._samples = OpenSamples()
         self._cancellation = Cancellation(bus, clock)
         self._seen = 0
@@ -216,6 +220,9 @@ class Reaper:
         for start in range(0, len(ends), MAX_UNACKNOWLEDGED):
             batch = [terminal(task, outcome, "reaper") for task, outcome in ends[start : start + MAX_UNACKNOWLEDGED]]
             await asyncio.gather(*(self._publisher.publish(TRAJECTORIES, record) for record in batch))
+        for task, outcome in ends:
+            self._events.add(_event(task, outcome, self._clock.now_ms()))
+        await self._events.flush()
 
     async def _catch_up(self, topic: Topic[Any], reader: Reader) -> None:
         """Read what is there already, outcomes first, so that no ended sample looks overdue."""
@@ -239,3 +246,19 @@ class Reaper:
             self._samples.admit((await unpack(TASKS, record, self._bus)).message, record.timestamp_ms)
         else:
             self._samples.end((await unpack(TRAJECTORIES, record, self._bus)).message.task)
+
+
+def _event(task: Task, outcome: Outcome, at_ms: int) -> StageEvent:
+    """Return the event of an end, for whoever still believes the sample in a stage."""
+    kind = EventKind.CANCELLED if isinstance(outcome, Cancelled) else EventKind.EXPIRED
+    cause = outcome.cause if isinstance(outcome, Cancelled | Expired) else ""
+    return StageEvent(
+        run=task.run,
+        group=task.group,
+        sample=task.sample,
+        attempt=task.attempt,
+        stage="reaper",
+        kind=kind,
+        at_ms=at_ms,
+        detail=cause,
+    )

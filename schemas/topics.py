@@ -206,7 +206,7 @@ EVENTS: Topic[StageEvents] = Topic(
     carries=(StageEvents,),
     partitions=4,
     spread=Spread.SAMPLE,
-    producers=("init", "run", "eval"),
+    producers=("init", "run", "eval", "reaper"),
     consumers=("board", "status", "sink"),
     retention_ms=SHORT_MS,
 )

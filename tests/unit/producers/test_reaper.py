@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infra.board.board import Board
+from infra.board.feed import Feed, rebuild
 from infra.clock import settle
 from infra.errors import BusError
 from infra.memory import MemoryReader
@@ -23,6 +25,7 @@ from schemas.cancels import Cancels
 from schemas.control import Breaker, Cancel, Credit, Outage, RunManifest
 from schemas.messages import Budgets, Trajectory
 from schemas.outcome import Cancelled, Completed, Expired
+from schemas.telemetry import EventKind, StageEvent
 from schemas.topics import CONTROL, TASKS, TRAJECTORIES
 from tests.logs import make_task, read_all
 
@@ -342,6 +345,30 @@ async def test_queued_samples_of_a_target_are_cancelled_at_once(log, clock):
 
     assert ([1, 2, 3], [8]) == (sorted(cancelled), await log.expired())
     assert [1, 2, 3] == sorted(await log.ended(Cancelled))
+
+
+async def test_what_it_ends_is_said_for_whoever_believes_it_in_a_stage(log, bus, clock):
+    """A worker that was killed says nothing more; the board lets go of its sample all the same."""
+    now = clock.now_ms()
+    await log.admit(open_task(1, now), open_task(2, now))
+    feed = Feed(Board(), bus, clock)
+    for sample in (1, 2):
+        feed.board.take(
+            StageEvent(
+                run="test", group="g0", sample=sample, attempt=1, stage="run", kind=EventKind.STARTED, at_ms=now
+            ),
+            "run-1",
+            now,
+        )
+    await log.cancel("test/g0/2")
+    await log.advance(100)
+    await rebuild(feed, bus, clock)
+    view = feed.view()
+
+    assert {"cancelled": 1, "expired": 1} == view.states
+    assert [0, 0, 0, 0] == [stage.in_flight for stage in view.stages]
+    assert {"cancelled": 1, "expired": 1} == view.stages[-1].counts["1h"]
+    assert "no outcome" in feed.sample("test", "g0", "1").stays[-1].detail
 
 
 async def test_what_is_admitted_after_the_cancel_is_cancelled_too(log, clock):
