@@ -16,7 +16,10 @@ STAGES = ("init", "run", "eval")
 """Services whose workers share their topics as a consumer group of the stage's name."""
 
 JOINS = {**{stage: stage for stage in STAGES}, "sink": "sink"}
-"""Service -> the consumer group that it joins; every other service reads whole topics, in no group."""
+"""Service -> the consumer group that it joins; every other service but the board reads whole topics, in no group."""
+
+JOINS_UNDER = {"board": "board-"}
+"""Service -> how the names of its groups begin: each of its lives joins one of its own."""
 
 LOOKS_AT = {"status": STAGES}
 """Service -> groups whose progress it shows."""
@@ -34,6 +37,8 @@ class Access:
     """Topics: WRITE."""
     joins: str | None
     """Group: READ."""
+    joins_under: str | None
+    """Every group whose name begins so: READ."""
     looks_at: tuple[str, ...]
     """Groups: DESCRIBE."""
 
@@ -47,6 +52,7 @@ def access(topics: Sequence[Topic[Any]] = TABLE) -> tuple[Access, ...]:
             reads=tuple(topic.name for topic in topics if service in topic.consumers),
             writes=tuple(topic.name for topic in topics if service in topic.producers),
             joins=JOINS.get(service),
+            joins_under=JOINS_UNDER.get(service),
             looks_at=LOOKS_AT.get(service, ()),
         )
         for service in services
@@ -58,6 +64,7 @@ def access_table(topics: Sequence[Topic[Any]] = TABLE) -> str:
     lines = ["| service | READ on topics | WRITE on topics | on groups |", "|---|---|---|---|"]
     for needed in access(topics):
         groups = [f"READ `{needed.joins}`"] if needed.joins else []
+        groups += [f"READ all that begin with `{needed.joins_under}`"] if needed.joins_under else []
         groups += [f"DESCRIBE {_names(needed.looks_at)}"] if needed.looks_at else []
         cells = (needed.service, _names(needed.reads), _names(needed.writes), ", ".join(groups))
         lines.append(f"| {' | '.join(cell or '-' for cell in cells)} |")
@@ -79,6 +86,8 @@ def acl_commands(service: str, *, prefix: str, user: str, topics: Sequence[Topic
     for operation, names in (("Read", needed.reads), ("Write", needed.writes)):
         options += [f"--operation {operation} --topic {prefix}{name}" for name in names]
     options += [f"--operation Read --group {prefix}{needed.joins}"] if needed.joins else []
+    if needed.joins_under:
+        options += [f"--operation Read --group {prefix}{needed.joins_under} --resource-pattern-type prefixed"]
     options += [f"--operation Describe --group {prefix}{name}" for name in needed.looks_at]
     heading = f'acls() {{ {tool} --allow-principal "User:{user}" "$@"; }}'
     return "\n".join([heading, *(f"acls {option}" for option in options)]) + "\n"

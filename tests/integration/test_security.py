@@ -239,6 +239,7 @@ def grants(needed: Access) -> list[tuple[int, str, int, str, str, int, int]]:
     rows += [(TOPIC, name, LITERAL, READ) for name in needed.reads]
     rows += [(TOPIC, name, LITERAL, WRITE) for name in needed.writes]
     rows += [(GROUP, needed.joins, LITERAL, READ)] if needed.joins else []
+    rows += [(GROUP, needed.joins_under, PREFIXED, READ)] if needed.joins_under else []
     rows += [(GROUP, name, LITERAL, DESCRIBE) for name in needed.looks_at]
     who = f"User:{needed.service}"
     return [
@@ -293,8 +294,8 @@ async def test_the_documented_lists_let_each_service_do_its_work_and_nothing_els
             await reader.close()
         for group in needed.looks_at:
             await bus.committed(group, "tasks")
-        if needed.joins:
-            member = await bus.join(list(needed.reads), needed.joins)
+        for group in filter(None, (needed.joins, needed.joins_under and f"{needed.joins_under}1")):
+            member = await bus.join(list(needed.reads), group)
             await member.commit({TopicPartition(needed.reads[0], 0): Committed(0)})
             await member.close()
         nowhere = "the cluster or any topic" if not needed.writes else f"the topic .*{not_written}"

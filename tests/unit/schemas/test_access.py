@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from schemas.access import JOINS, access, access_table, acl_commands
-from schemas.topics import EPISODES, ROLLOUTS, TABLE
+from schemas.access import JOINS, JOINS_UNDER, access, access_table, acl_commands
+from schemas.topics import EPISODES, EVENTS, ROLLOUTS, TABLE
 
 
 def test_one_service_of_a_small_table():
@@ -24,6 +24,14 @@ def test_every_edge_of_the_table_is_granted_once():
 def test_groups_belong_to_services_that_read():
     """A group that nobody joins would be a grant for nobody."""
     assert {one.service for one in access() if one.reads and one.joins} == set(JOINS)
+    assert {one.service for one in access() if one.reads and one.joins_under} == set(JOINS_UNDER)
+
+
+def test_a_service_whose_groups_have_many_names_is_granted_all_of_them():
+    """Each life of a board joins a group of its own."""
+    commands = acl_commands("board", prefix="p.", user="bob", topics=[EVENTS]).splitlines()
+    assert commands[-1] == "acls --operation Read --group p.board- --resource-pattern-type prefixed"
+    assert "| board | `events` | - | READ all that begin with `board-` |" in access_table()
 
 
 def test_the_page_has_a_row_for_each_service():
