@@ -218,8 +218,9 @@ class GroupMember:
     async def _raise_if_lost(self, error: OffsetOutOfRangeError) -> None:
         for partition, offset in error.args[0].items():
             mine = self._link.inner(partition)
-            if self._next.get(mine) == offset:  # else an answer from before a seek
-                raise OffsetLost(await self._link.lost(mine, offset)) from error
+            # Else an answer from before a seek. What is there after all is fetched again: the client stays where it is.
+            if self._next.get(mine) == offset and (said := await self._link.lost(mine, offset)):
+                raise OffsetLost(said) from error
 
     def _handed_out(self, found: ConsumerRecord) -> Record:
         record = _record(self._link, found)
@@ -277,8 +278,9 @@ class PartitionReader:
         for topic in sorted({partition.topic for partition in self._position}):
             begin, end = await self._link.begin_offsets(topic), await self._link.end_offsets(topic)
             for partition, offset in self._position.items():
-                if partition.topic == topic and not begin[partition.partition] <= offset <= end[partition.partition]:
-                    raise OffsetLost(await self._link.lost(partition, offset))
+                inside = partition.topic != topic or begin[partition.partition] <= offset <= end[partition.partition]
+                if not inside and (said := await self._link.lost(partition, offset)):
+                    raise OffsetLost(said)
         self._client = AIOKafkaConsumer(
             **self._link.options(),
             enable_auto_commit=False,
@@ -304,7 +306,9 @@ class PartitionReader:
             found = await self._client.getmany(timeout_ms=int(timeout_s * 1000), max_records=max_records)
         except OffsetOutOfRangeError as error:
             partition, offset = next(iter(error.args[0].items()))
-            raise OffsetLost(await self._link.lost(self._link.inner(partition), offset)) from error
+            if said := await self._link.lost(self._link.inner(partition), offset):
+                raise OffsetLost(said) from error
+            return []  # it is there after all, and is fetched again
         except KafkaError as error:
             raise BusError(f"reading at {self._link.bootstrap}: {error!r}") from error
         for partition in self._position:

@@ -278,11 +278,22 @@ class KafkaLink:
             found[name.removeprefix(self.prefix)] = {entry[0]: entry[1] for entry in entries}
         return found
 
-    async def lost(self, partition: TopicPartition, offset: int) -> str:
-        """Return the message of an OffsetLost: topic, offset, what the log still has, and why."""
+    async def lost(self, partition: TopicPartition, offset: int) -> str | None:
+        """Return the message of an OffsetLost: topic, offset, what the log still has, and why; None if it is there.
+
+        A broker that has just taken over a partition may not know its end yet, and refuses what is before it: so an
+        offset beyond the end is looked for again, for as long as a topic is.
+        """
         topic = partition.topic
-        begin = (await self.begin_offsets(topic))[partition.partition]
-        end = (await self.end_offsets(topic))[partition.partition]
+        give_up = asyncio.get_running_loop().time() + self.limits.topic_s
+        while True:
+            begin = (await self.begin_offsets(topic))[partition.partition]
+            end = (await self.end_offsets(topic))[partition.partition]
+            if begin <= offset <= end:
+                return None
+            if offset < begin or asyncio.get_running_loop().time() >= give_up:
+                break
+            await asyncio.sleep(_RETRY_S)
         retention = (await self.settings([topic]))[topic].get("retention.ms", "unknown")
         return (
             f"offset {offset} of {self.prefix}{topic}, partition {partition.partition}, is not in the log, "
