@@ -381,6 +381,7 @@ class GroupAssembler:
 
     def _close(self, group: Group) -> None:
         self._closed[group.id] = None
+        self._arbiter.close(group.id)  # what ended it is not asked for again
         self.resolved += group.admission is not None
 
 

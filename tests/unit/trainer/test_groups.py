@@ -326,3 +326,20 @@ def test_a_log_that_lost_a_record_of_a_recorded_step_is_an_error():
 
     with pytest.raises(ScriptBroken, match=r"step 1 .*\['b'\]"):
         feed(machine, log[:2] + log[3:])
+
+
+def test_of_a_group_that_is_decided_only_its_name_is_kept():
+    """A run of a million groups costs their names, not which records ended them."""
+    machine = assembler(groups=4)
+    names = [f"g{number:04d}" for number in range(400)]
+    log = [
+        end(2 * number + sample, name, sample, float(sample))
+        for number, name in enumerate(names)
+        for sample in range(2)
+    ]
+    feed(machine, log)
+
+    assert machine.state().closed == tuple(names)
+    assert (machine.kept, machine.open_groups, machine.buffered()) == (0, 0, ())
+    assert all(machine._arbiter.ended(name) == 0 for name in names)
+    assert machine.state().low == machine.position
