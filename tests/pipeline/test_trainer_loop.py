@@ -338,6 +338,28 @@ async def test_a_finished_run_can_be_prolonged(model, tmp_path):
     assert [len({m.group for m in d.members}) for d in steps] == [2, 2, 1, 1, 1]
 
 
+async def test_a_run_in_four_parts_trains_on_the_same_samples_as_in_one(model, tmp_path):
+    """Stopped in good order and resumed three times: the decisions, read as a ledger, differ in nothing."""
+    whole, parts = await memory_bus(), await memory_bus()
+    await record_trajectories(whole)
+    await record_trajectories(parts)
+    await train(run_config(tmp_path, model, "whole", stop={"max_steps": 8}), whole)
+    for part in range(1, 5):
+        stop = {"max_steps": 2 * part}
+        await train(run_config(tmp_path, model, "parts", stop=stop), parts, resume=part > 1)
+
+    def ledger(log):
+        return [
+            (d.step, d.position, d.members, d.digest, d.advantage_digest)
+            for _, d in live_decisions(log)
+            if isinstance(d, StepDecided)
+        ]
+
+    in_one, in_four = ledger(await decisions(whole)), ledger(await decisions(parts))
+    assert in_one == in_four
+    assert [step for step, *_ in in_one] == list(range(1, 9))
+
+
 # ---- two trainers
 
 
