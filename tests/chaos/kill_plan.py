@@ -65,3 +65,8 @@ async def carry_out(kills: list[Kill], supervisor: Supervisor) -> None:
                 await asyncio.sleep(LOOK_EVERY_S)
             else:
                 break
+
+
+def show(*lines: object) -> None:
+    """Say it where a test that fails is looked at."""
+    print(*lines, sep="\n")  # noqa: T201 - pytest shows it with the failure

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from schemas.retries import RETRIES
-from tests.chaos.kill_plan import draw
+from tests.chaos.kill_plan import draw, show
 from tests.chaos.system import GROUPS, RUN_WORKERS, SAMPLES, STEPS, Books, System, played
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -68,11 +68,6 @@ async def test_whatever_is_killed_the_same_samples_are_trained_on(calm, tmp_path
 def test_without_a_kill_the_run_trains_on_what_was_dispatched(calm):
     """What the runs with kills are compared with is sound itself."""
     holds(calm)
-
-
-def show(*lines: object) -> None:
-    """Say it where a test that fails is looked at."""
-    print(*lines, sep="\n")  # noqa: T201 - pytest shows it with the failure
 
 
 def holds(books: Books) -> None:

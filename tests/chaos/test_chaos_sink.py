@@ -18,9 +18,8 @@ from rollmill.ledger import ledger
 from rollmill.services import local_services, make_plan
 from rollmill.supervisor import Supervisor
 from schemas.topics import TASKS, TRAJECTORIES
-from tests.chaos.kill_plan import carry_out, draw
+from tests.chaos.kill_plan import carry_out, draw, show
 from tests.chaos.system import ROOT
-from tests.chaos.test_chaos_kafka import show
 from tests.pipeline.synthetic_run import RUN, SAMPLES, failure, task, trajectory
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
