@@ -106,8 +106,10 @@ class Guard:
 
     async def look(self) -> bool:
         """Wait until a probe is due, make it, and tell whether the service is back."""
-        await self._clock.sleep(self._breaker.probe_at - self._clock.monotonic())
-        if self._breaker.probe(self._clock.monotonic()):
+        due = self._breaker.probe_at
+        await self._clock.sleep(due - self._clock.monotonic())
+        # A sleep may end a rounding error too early; asking again at once would find the same time again.
+        if self._breaker.probe(max(due, self._clock.monotonic())):
             well = False
             try:
                 well = await self._probe()

@@ -17,6 +17,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+LEAST_S = 1e-6
+"""The shortest sleep, seconds: the loop takes timers for due that are less than 1e-9 s away, and moves no time then."""
+
 EPOCH_MS = 1_700_000_000_000
 """The wall clock when a loop begins, milliseconds since the epoch."""
 
@@ -98,8 +101,8 @@ class LoopClock:
         return asyncio.get_running_loop().time()
 
     async def sleep(self, seconds: float) -> None:
-        """Return after so many virtual seconds."""
-        await asyncio.sleep(seconds)
+        """Return after so many virtual seconds, or after LEAST_S: who waits for a rounding error must get on."""
+        await asyncio.sleep(max(seconds, LEAST_S) if seconds > 0 else 0)
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
