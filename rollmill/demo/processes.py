@@ -68,9 +68,11 @@ class ProcessMachine:
         self._plan = make_plan(folder, base=base, model=model, bootstrap=bootstrap)
         self._own_broker = bootstrap is None
         # Without the live board: the demo watches its run itself, and two cores have enough to do.
-        services = (*without(local_services(self._plan), {"board"}), *_training(self._plan, run_toml, run))
+        base_services = without(local_services(self._plan), {"board"})
+        self._base = tuple(service.name for service in base_services)
+        training = _training(self._plan, run_toml, run)
         self._supervisor = Supervisor(
-            services, run_dir=self._plan.run_dir, addresses=self._plan.addresses, on_event=say
+            (*base_services, *training), run_dir=self._plan.run_dir, addresses=self._plan.addresses, on_event=say
         )
         self._run = run
         self._open = AsyncExitStack()
@@ -82,8 +84,7 @@ class ProcessMachine:
         try:
             await self._open.enter_async_context(self._supervisor)
             self._plan.write()
-            base = [service.name for service in local_services(self._plan)]
-            await self._supervisor.start(*base)
+            await self._supervisor.start(*self._base)
             self.bus = await self._open.enter_async_context(connected(self._plan.config.bus, client="demo"))
         except BaseException:
             await self._open.aclose()
