@@ -25,10 +25,13 @@ class Watchdog:
         self._clock = clock
         self._group = group
         self._heard = clock.monotonic()
+        self._ends: dict[TopicPartition, int] = {}
+        """Where the partitions that were asked for ended at the last look, in the same silence."""
 
     def heard(self) -> None:
         """Note that records came, or that none were asked for."""
         self._heard = self._clock.monotonic()
+        self._ends = {}
 
     async def look(self, positions: Mapping[TopicPartition, int]) -> None:
         """Ask the log, after a long silence, whether there was anything to hear.
@@ -41,12 +44,14 @@ class Watchdog:
         """
         if self._clock.monotonic() - self._heard < SILENCE_S:
             return
-        self.heard()
-        ends = {topic: await self._bus.end_offsets(topic) for topic in {tp.topic for tp in positions}}
+        self._heard = self._clock.monotonic()
+        # What came since the last look may be on its way to us; what lay there then was held back all the time.
         for tp, position in sorted(positions.items()):
-            end = ends[tp.topic].get(tp.partition, 0)
-            if end > position:
+            if self._ends.get(tp, 0) > position:
                 raise BusError(
-                    f"group {self._group}: {tp.topic}, partition {tp.partition} has records up to {end} and ours is "
-                    f"the next one at {position}, but none was handed out for {SILENCE_S:g} s; this member starts anew"
+                    f"group {self._group}: {tp.topic}, partition {tp.partition} has records up to {self._ends[tp]} and "
+                    f"ours is the next one at {position}, but none was handed out for {SILENCE_S:g} s; this member "
+                    "starts anew"
                 )
+        ends = {topic: await self._bus.end_offsets(topic) for topic in {tp.topic for tp in positions}}
+        self._ends = {tp: ends[tp.topic].get(tp.partition, 0) for tp in positions}

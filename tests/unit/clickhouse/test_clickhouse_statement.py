@@ -97,8 +97,9 @@ def test_any_bytes_are_split_or_refused(sql):
 
 def test_hostile_sql_takes_bounded_time():
     """Neither nested comments nor open quotes make splitting slow, and longer SQL is refused."""
-    began = time.process_time()
+    began = time.thread_time()  # other threads of the process have work of their own
     for piece in (b"/*", b"'", b"FORMAT ", b"((((", b"$a"):
         with pytest.raises(ServerError):
             parse(b"SELECT " + piece * (MAX_STATEMENT_BYTES // len(piece) + 1))
-    assert time.process_time() - began < 5
+    # A second or two, five under a tracer; what grows with the square of the length takes hours.
+    assert time.thread_time() - began < 30
