@@ -122,19 +122,19 @@ def made_transcript(tokens: int) -> Transcript:
 async def init_member(around: Surroundings) -> AsyncIterator[Member]:
     """Give one INIT member."""
     stage = init_stage(Simulated(around.clock, around.worker).init)
-    yield around.member(stage, around.config.init.limits(), first=True)
+    yield around.member(stage, around.config.init, first=True)
 
 
 @asynccontextmanager
 async def run_member(around: Surroundings) -> AsyncIterator[Member]:
     """Give one RUN member."""
-    yield around.member(run_stage(Simulated(around.clock, around.worker).run), around.config.run.limits())
+    yield around.member(run_stage(Simulated(around.clock, around.worker).run), around.config.run)
 
 
 @asynccontextmanager
 async def eval_member(around: Surroundings) -> AsyncIterator[Member]:
     """Give one EVAL member."""
-    yield around.member(eval_stage(Simulated(around.clock, around.worker).eval), around.config.eval.limits())
+    yield around.member(eval_stage(Simulated(around.clock, around.worker).eval), around.config.eval)
 
 
 command = click.Group(

@@ -128,11 +128,14 @@ class BoardConfig(Section):
 
 
 class StageConfig(Section):
-    """Bounds of one worker of a stage."""
+    """One worker of a stage: its bounds, and what it tells."""
 
     max_in_flight: int = Field(64, gt=0, le=1024, description="Records worked on at once by one worker.")
     max_bytes: int = Field(256 * 1024 * 1024, gt=0, description="The same in bytes, as the records lie in the log.")
     drain_s: float = Field(10.0, ge=0, description="Work may finish this long after a stop is asked for.")
+    events: bool = Field(
+        True, description="Say on `events` what happens to each sample; without it the board does not see this stage."
+    )
 
     def limits(self) -> Limits:
         """Return the worker's limits."""

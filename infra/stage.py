@@ -22,10 +22,11 @@ from infra.events import EventLog
 from infra.isolation import Alone, isolation
 from infra.middleware import Call, Job, Middleware, Output, Result, Settle, compose
 from infra.middleware.cancel import cancel
-from infra.middleware.deadline import budget, never, start_by
+from infra.middleware.deadline import budget, start_by
 from infra.middleware.events import dead_event, events
 from infra.middleware.retry import Repeat, retry, start_again
 from infra.reading import read_between
+from infra.shared_timer import never
 from infra.vitals import Vitals
 from infra.wire import Packed, Publisher, first_failed_of
 from infra.worker import Limits, Worker, always
@@ -115,6 +116,7 @@ class Member:
         first: bool = False,
         alone: Alone | None = None,
         outages: Outages | None = None,
+        tells: bool = True,
     ) -> None:
         """Build a member.
 
@@ -127,6 +129,7 @@ class Member:
             first: the stage starts tasks, so it is the one that checks `start_by_ms`.
             alone: runs a record in a process of its own; without it suspects run as all others do.
             outages: what the stage needs besides the log; without it nothing is taken to be away.
+            tells: says on `events` what happens to each sample; nothing that counts depends on it.
         """
         self._bus = bus
         self._clock = clock
@@ -137,7 +140,8 @@ class Member:
         starts = (start_by(clock),) if first else ()
         withdrawable = cancel(self._cancellation, stage.withdraw)
         retries, limit = retry(clock, stage.repeat), budget(stage.name, outages.still_s if outages else never)
-        around = (isolation(alone), events(self._events, clock), withdrawable, *starts, retries, limit)
+        told = (events(self._events, clock),) if tells else ()
+        around = (isolation(alone), *told, withdrawable, *starts, retries, limit)
         self._outages = outages
         self._vitals = Vitals(publisher, clock, stage=stage.name, worker=worker, gauges=self._gauges)
         self._worker = Worker(
@@ -148,6 +152,7 @@ class Member:
             call=stage.call(publisher.pack, *around),
             publisher=publisher,
             limits=limits or Limits(),
+            # Told in any case: a record that became no job is rare, and nothing else names its sample.
             on_dead=lambda record, death: self._events.add(dead_event(record, death, clock.now_ms())),
             ready=outages.ready if outages else always,
         )

@@ -65,6 +65,7 @@ class Pipeline:
                 clock,
                 worker=worker,
                 limits=config.init.limits(),
+                tells=config.init.events,
                 first=True,
                 outages=for_init,
             ),
@@ -74,9 +75,17 @@ class Pipeline:
                 clock,
                 worker=worker,
                 limits=config.run.limits(),
+                tells=config.run.events,
                 outages=for_run,
             ),
-            Member(eval_stage(grade), bus, clock, worker=worker, limits=config.eval.limits()),
+            Member(
+                eval_stage(grade),
+                bus,
+                clock,
+                worker=worker,
+                limits=config.eval.limits(),
+                tells=config.eval.events,
+            ),
         ]
 
     def stop(self) -> None:

@@ -17,7 +17,7 @@ import click
 
 from infra.bus import Bus, TopicPartition
 from infra.clock import Clock, SystemClock
-from infra.config import Config, load
+from infra.config import Config, StageConfig, load
 from infra.connect import connected
 from infra.errors import BusError
 from infra.guard import Guards
@@ -25,7 +25,6 @@ from infra.isolation import LOG_AWAY, Alone, ChildProcess
 from infra.service import run_service, set_up_logging, until_stopped, worker_name
 from infra.stage import In, Member, Out, Outages, Stage
 from infra.wire import Publisher
-from infra.worker import Limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,18 +43,19 @@ class Surroundings:
     """Runs a record in a process of its own; None in such a process."""
 
     def member(
-        self, stage: Stage[In, Out], limits: Limits, *, first: bool = False, outages: Outages | None = None
+        self, stage: Stage[In, Out], config: StageConfig, *, first: bool = False, outages: Outages | None = None
     ) -> Member:
-        """Return a member of a stage's group; `first` and `outages` as for `infra.stage.Member`."""
+        """Return a member of a stage's group, of these settings; `first` and `outages` as for `infra.stage.Member`."""
         return Member(
             stage,
             self.bus,
             self.clock,
             worker=self.worker,
-            limits=limits,
+            limits=config.limits(),
             first=first,
             alone=self.alone,
             outages=outages,
+            tells=config.events,
         )
 
 

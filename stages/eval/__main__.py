@@ -14,7 +14,7 @@ from stages.wiring import eval_stage
 @asynccontextmanager
 async def member(around: Surroundings) -> AsyncIterator[Member]:
     """Give a member of the stage's group."""
-    yield around.member(eval_stage(grade), around.config.eval.limits())
+    yield around.member(eval_stage(grade), around.config.eval)
 
 
 command = stage_command("eval", member)

@@ -20,7 +20,7 @@ async def member(around: Surroundings) -> AsyncIterator[Member]:
     hosts = PatientHosts(HttpEnvHosts(clock=around.clock), around.clock, guards)
     stage = InitStage(hosts.at(config.envhost.address), outage_s=config.breaker.longest_s)
     try:
-        yield around.member(init_stage(stage.handle), config.init.limits(), first=True, outages=guards)
+        yield around.member(init_stage(stage.handle), config.init, first=True, outages=guards)
     finally:
         await hosts.disconnect()
 

@@ -30,7 +30,7 @@ async def member(around: Surroundings) -> AsyncIterator[Member]:
         backend=settings.url,
     )
     try:
-        yield around.member(run_stage(run.handle, run.withdraw), around.config.run.limits(), outages=guards)
+        yield around.member(run_stage(run.handle, run.withdraw), around.config.run, outages=guards)
     finally:
         await hosts.disconnect()
         await policy.close()

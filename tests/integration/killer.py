@@ -23,7 +23,7 @@ async def kill_or_open(task: Task) -> Done[Episode]:
 @asynccontextmanager
 async def member(around: Surroundings) -> AsyncIterator[Member]:
     """Give one member."""
-    yield around.member(init_stage(kill_or_open), around.config.init.limits(), first=True)
+    yield around.member(init_stage(kill_or_open), around.config.init, first=True)
 
 
 command = stage_command("init", member)

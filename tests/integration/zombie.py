@@ -44,7 +44,7 @@ async def grade(rollout: Rollout) -> Done[Trajectory]:
 @asynccontextmanager
 async def member(around: Surroundings) -> AsyncIterator[Member]:
     """Give one member."""
-    yield around.member(eval_stage(grade), around.config.eval.limits())
+    yield around.member(eval_stage(grade), around.config.eval)
 
 
 command = stage_command("eval", member)

@@ -63,6 +63,7 @@ def test_a_variable_without_a_section_is_not_a_setting(monkeypatch):
         ("envhost.address=unix:/run/hosts", "envhost", "address", "unix:/run/hosts"),
         ("policy.model=a/b", "policy", "model", Path("a/b")),
         ("run.max_in_flight=7", "run", "max_in_flight", 7),
+        ("init.events=false", "init", "events", False),
         ("policy.wait_s=0.5", "policy", "wait_s", 0.5),
         ("clickhouse.password=", "clickhouse", "password", SecretStr("")),
     ],

@@ -504,3 +504,30 @@ class TestStageCall:
 
         assert (EventKind.FAILED, TRAJECTORIES) == (result.kind, result.output.topic)
         assert says in json.dumps(result.detail)
+
+
+@pytest.mark.parametrize(("tells", "told"), [(True, {"started", "finished", "dead"}), (False, {"dead"})])
+async def test_a_stage_that_tells_nothing_does_its_work_all_the_same(tells, told):
+    """Only what became no job is still told: nothing else names its sample."""
+    bus = MemoryBus()
+    await bus.create_topics(TABLE)
+
+    async def handle(task):
+        return Done(Episode(task=task, host="local:", lease="l", messages=()))
+
+    stage = Stage(name="init", sources=(TASKS,), sink=EPISODES, handle=handle)
+    limits = Limits(poll_s=0.02, commit_every_s=0.02)
+    member = Member(stage, bus, SystemClock(), worker="w", limits=limits, tells=tells)
+    await Publisher(bus, SystemClock(), "test").publish(TASKS, make_task())
+    await bus.publish(TASKS.name, b"no message")
+    running = asyncio.create_task(member.run())
+
+    async def done():
+        return len(await read_all(bus, EPISODES)) + len(await read_all(bus, DEAD))
+
+    await wait_until(done, 2)
+    member.stop()
+    await asyncio.wait_for(running, 30)
+    records = [(await unpack(EVENTS, record)).message for record in await read_all(bus, EVENTS)]
+
+    assert told == {event.kind.value for record in records for event in record.events}
