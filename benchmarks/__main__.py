@@ -36,7 +36,7 @@ def command(name: str | None, *, as_json: bool, quick: bool, everything: bool) -
     if everything:
         report.write(results, TABLE, quick=quick)
     if not as_json:
-        click.echo(report.as_table(results, TABLE), nl=False)
+        click.echo(report.as_table(results, TABLE, quick=quick), nl=False)
     elif name is not None:
         click.echo(results[name].to_json())
     else:

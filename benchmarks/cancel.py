@@ -16,13 +16,14 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.engine import HoldingEngine, holding_engine, write_model
 from benchmarks.kafka import local_kafka, log_with_topics
+from benchmarks.plan_services import plan_services
 from benchmarks.result import Result
 from benchmarks.work import collect, ends, make_tasks, messages, publish
 from infra.bus import Bus
@@ -31,8 +32,7 @@ from infra.config import BusConfig, Config
 from infra.envhost.client import HttpEnvHost
 from infra.errors import WaitTimeout
 from infra.wire import Publisher
-from rollmill.services import LocalPlan, local_services, make_plan, without
-from rollmill.supervisor import Restart, Supervisor
+from rollmill.services import LocalPlan, make_plan
 from schemas.control import Cancel
 from schemas.outcome import Cancelled
 from schemas.topics import CONTROL, TRAJECTORIES
@@ -141,7 +141,7 @@ async def _measure(config: BusConfig, rounds: int) -> Result:
                 policy_url=engine.url,
                 clickhouse_url="http://127.0.0.1:9",
             )
-            async with services(plan), host_of(plan) as host:
+            async with plan_services(plan, without=UNUSED), host_of(plan) as host:
                 machine = Machine(bus, engine, host)
                 last = [await machine.round(number) for number in range(rounds)]
     p99_s = percentile(machine.closed_s, 99)
@@ -163,21 +163,6 @@ async def _measure(config: BusConfig, rounds: int) -> Result:
             "outcome_p99_s": percentile(machine.ended_s, 99),
         },
     )
-
-
-@asynccontextmanager
-async def services(plan: LocalPlan) -> AsyncIterator[None]:
-    """Run the product's services but the unused, until the block is left; one that dies ends the measurement."""
-    plan.write()
-    chosen = [
-        replace(one, restart=Restart.NEVER) if one.restart is Restart.ALWAYS else one
-        for one in without(local_services(plan), UNUSED)
-    ]
-    async with Supervisor(chosen, run_dir=plan.run_dir) as supervisor, asyncio.TaskGroup() as group:
-        await supervisor.start()
-        watching = group.create_task(supervisor.wait())
-        yield
-        watching.cancel()
 
 
 @asynccontextmanager

@@ -41,14 +41,15 @@ def machine() -> dict[str, Any]:
     }
 
 
-def as_table(results: Mapping[str, Result], benchmarks: Mapping[str, Benchmark]) -> str:
+def as_table(results: Mapping[str, Result], benchmarks: Mapping[str, Benchmark], *, quick: bool = False) -> str:
     """Return the results as a Markdown table, a line per ratio."""
     lines = ["| name | against | figure | bound | holds |", "|---|---|---|---|---|"]
     for name, result in results.items():
         for row in benchmarks[name].rows:
             figure = result.figure(row.key)
-            verdict = "yes" if row.holds(figure) else "**no**"
-            lines.append(f"| `{name}` `{row.key}` | {row.rival} | {figure:.3g} | {row.bound} | {verdict} |")
+            verdict = "yes" if row.holds(figure, quick=quick) else "**no**"
+            bound = row.bound(quick=quick)
+            lines.append(f"| `{name}` `{row.key}` | {row.rival} | {figure:.3g} | {bound} | {verdict} |")
     return "\n".join(lines) + "\n"
 
 
@@ -57,4 +58,4 @@ def write(results: Mapping[str, Result], benchmarks: Mapping[str, Benchmark], *,
     content = {"quick": quick, "results": {name: asdict(result) for name, result in results.items()}}
     RESULTS.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     note = "\nTaken with `--quick`.\n" if quick else ""
-    PAGE.write_text(HEAD + as_table(results, benchmarks) + note, encoding="utf-8")
+    PAGE.write_text(HEAD + as_table(results, benchmarks, quick=quick) + note, encoding="utf-8")

@@ -1,7 +1,7 @@
 """The simulated stages as processes of this machine, started and ended as `rollmill up` does it.
 
-Each stage is one worker with the product's defaults. A stage that dies ends the measurement: a figure over fewer
-workers than it says would be worse than none.
+Each worker has the product's defaults. One that dies ends the measurement, unless that is what is measured: a figure
+over fewer workers than it says would be worse than none.
 """
 
 from __future__ import annotations
@@ -18,16 +18,20 @@ from rollmill.services import JOIN_LIMIT_S, OWNS_PARTITIONS
 from rollmill.supervisor import Restart, Service, Supervisor
 from rollmill.supervisor.readiness import says
 
-STAGES = ("init", "run", "eval")
+ONE_EACH: Mapping[str, int] = {"init": 1, "run": 1, "eval": 1}
+"""All stages, one process of each."""
 
 
 @asynccontextmanager
-async def simulated_stages(config: BusConfig, workers: Mapping[str, int] | None = None) -> AsyncIterator[None]:
+async def simulated_stages(
+    config: BusConfig, workers: Mapping[str, int] = ONE_EACH, *, restart: Restart = Restart.NEVER
+) -> AsyncIterator[Supervisor]:
     """Run the stages until the block is left; it begins when every worker owns its share of the partitions.
 
     Args:
         config: the log.
-        workers: how many processes of a stage, where it is not one.
+        workers: stage -> how many processes of it.
+        restart: what to do with one that dies.
 
     Raises:
         rollmill.supervisor.SupervisorError: a stage did not start, or died in the meantime.
@@ -38,14 +42,14 @@ async def simulated_stages(config: BusConfig, workers: Mapping[str, int] | None 
             name=name,
             argv=(sys.executable, "-m", "benchmarks.simulated", name, *settings),
             ready=says(OWNS_PARTITIONS, limit_s=JOIN_LIMIT_S),
-            restart=Restart.NEVER,
-            instances=(workers or {}).get(name, 1),
+            restart=restart,
+            instances=instances,
         )
-        for name in STAGES
+        for name, instances in workers.items()
     ]
     with tempfile.TemporaryDirectory(prefix="rollmill-benchmark-") as folder:
         async with Supervisor(services, run_dir=Path(folder)) as supervisor, asyncio.TaskGroup() as group:
             await supervisor.start()
             watching = group.create_task(supervisor.wait())
-            yield
+            yield supervisor
             watching.cancel()

@@ -17,7 +17,7 @@ from infra.errors import WaitTimeout
 from infra.wire import Publisher, unpack
 from schemas.identity import group_id, payload_digest
 from schemas.message import Message
-from schemas.messages import Task
+from schemas.messages import Episode, Task
 from schemas.topics import HOUR_MS, TASKS, Topic
 
 M = TypeVar("M", bound=Message)
@@ -50,10 +50,31 @@ def make_tasks(run: str, payloads: Sequence[dict[str, Any]], *, family: str) -> 
     ]
 
 
+def episodes(tasks: Sequence[Task]) -> list[Episode]:
+    """Return what INIT makes of tasks, to give it to RUN without an INIT."""
+    go = ({"role": "user", "content": "go"},)
+    return [Episode(task=task, host="simulated", lease=subject(task), messages=go) for task in tasks]
+
+
+def subject(task: Task) -> str:
+    """Return what names the sample of a task in the headers of all records about it."""
+    return f"{task.run}/{task.group}/{task.sample}"
+
+
+def subject_of(record: Record) -> str:
+    """Return the subject in the headers of a record; empty if there is none."""
+    return dict(record.headers).get("ce_subject", b"").decode()
+
+
 async def publish(bus: Bus, tasks: Sequence[Task]) -> None:
     """Append the tasks; returns when all are durable."""
+    await publish_to(bus, TASKS, tasks)
+
+
+async def publish_to(bus: Bus, topic: Topic[M], messages: Sequence[M]) -> None:
+    """Append messages to a topic; returns when all are durable."""
     publisher = Publisher(bus, SystemClock(), "benchmarks")
-    await asyncio.gather(*(publisher.publish(TASKS, task) for task in tasks))
+    await asyncio.gather(*(publisher.publish(topic, message) for message in messages))
 
 
 async def ends(bus: Bus, topic: Topic[Any]) -> dict[TopicPartition, int]:
@@ -69,14 +90,14 @@ async def collect(
     Raises:
         WaitTimeout: some were not there in time.
     """
-    wanted = {f"{task.run}/{task.group}/{task.sample}" for task in tasks}
+    wanted = {subject(task) for task in tasks}
     found: dict[str, Record] = {}
     try:
-        async with asyncio.timeout(limit_s), aclosing(_records(bus, start)) as records:
+        async with asyncio.timeout(limit_s), aclosing(follow(bus, start)) as records:
             async for record in records:
-                subject = dict(record.headers).get("ce_subject", b"").decode()
-                if subject in wanted:
-                    found.setdefault(subject, record)
+                name = subject_of(record)
+                if name in wanted:
+                    found.setdefault(name, record)
                 if len(found) == len(wanted):
                     return found
     except TimeoutError as error:
@@ -89,7 +110,8 @@ async def messages(topic: Topic[M], records: Mapping[str, Record]) -> dict[str, 
     return {subject: (await unpack(topic, record)).message for subject, record in records.items()}
 
 
-async def _records(bus: Bus, start: Mapping[TopicPartition, int]) -> AsyncGenerator[Record, None]:
+async def follow(bus: Bus, start: Mapping[TopicPartition, int]) -> AsyncGenerator[Record, None]:
+    """Yield the records of some partitions from these offsets on, without an end."""
     reader = await bus.read(start)
     try:
         while True:

@@ -33,24 +33,31 @@ async def test_simulated_stages_on_a_real_log(kafka):
         assert await Pipeline(bus, slots=64).no_ops("r", 50) > 0
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("kafka")  # where Kafka cannot run, this is skipped
-def test_the_pipeline_quickly():
-    """One JSON object last, with the figures of both rivals; it ends in time and leaves nothing behind."""
-    began = time.monotonic()
+def quickly(name):
+    """Run a benchmark as a user does and return its object, the last line."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "pipeline", "--json", "--quick"],
+        [sys.executable, "-m", "benchmarks", name, "--json", "--quick"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=QUICK_LIMIT_S * BUSY_FACTOR,
         check=False,
     )
-    took_s = time.monotonic() - began
-
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert list(found) == ["name", "ours", "rival", "unit", "ratio", "detail"]
+    assert found["name"] == name
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kafka")  # where Kafka cannot run, this is skipped
+def test_the_pipeline_quickly():
+    """The figures of both rivals; it ends in time."""
+    began = time.monotonic()
+    found = quickly("pipeline")
+    took_s = time.monotonic() - began
+
     assert found["ratio"] == found["ours"] / found["rival"] > 0.8
     assert found["detail"]["process_per_job"]["ratio"] > 5
     assert took_s < QUICK_LIMIT_S * BUSY_FACTOR
@@ -59,18 +66,53 @@ def test_the_pipeline_quickly():
 @pytest.mark.slow
 @pytest.mark.usefixtures("kafka")  # where Kafka cannot run, this is skipped
 def test_cancels_quickly():
-    """One JSON object last; every environment was seen to be closed, and every generation aborted."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "cancel", "--json", "--quick"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=QUICK_LIMIT_S * BUSY_FACTOR,
-        check=False,
-    )
+    """Every environment was seen to be closed, and every generation aborted."""
+    found = quickly("cancel")
 
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert (found["name"], found["ratio"]) == ("cancel", None)
+    assert found["ratio"] is None
     assert found["detail"]["environments"] == 200
     assert 0 <= found["detail"]["p50_s"] <= found["detail"]["p99_s"] < 10
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kafka")  # where Kafka cannot run, this is skipped
+def test_a_hop_quickly():
+    """Both rivals ran, and Faust is the real one."""
+    found = quickly("hop")
+
+    assert found["ratio"] == found["ours"] / found["rival"] > 0.1
+    assert found["detail"]["no_events"]["ratio"] > 0.1
+    assert found["detail"]["faust"]["ratio"] > 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kafka")  # where Kafka cannot run, this is skipped
+def test_scaling_quickly():
+    """Eight workers do much more than four."""
+    found = quickly("scaling")
+
+    assert found["ratio"] == found["ours"] / found["rival"] > 0.6
+    assert found["detail"]["of_linear"].keys() == {"1", "2", "4", "8"}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kafka")  # where Kafka cannot run, this is skipped
+def test_recovery_quickly():
+    """What counts holds on any machine: nothing is lost, and what was in flight is done again."""
+    found = quickly("recovery")
+
+    assert found["ratio"] is None
+    assert found["detail"]["lost"] == 0
+    assert found["detail"]["in_flight"] == 64 <= found["detail"]["repeated"] <= 128
+    assert 0 < found["detail"]["back_s"] < 60
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kafka")  # where Kafka cannot run, this is skipped
+def test_a_soak_quickly():
+    """Every stage was watched to the end."""
+    found = quickly("soak")
+
+    assert found["ratio"] is None
+    assert found["detail"]["slopes"].keys() == {"init[0]", "run[0]", "run[1]", "eval[0]"}
+    assert found["detail"]["rss_slope"] == max(found["detail"]["slopes"].values()) < 1.0

@@ -59,3 +59,12 @@ def test_each_ratio_of_the_table_has_a_bound(name):
 
     assert all(row.bound for row in rows)
     assert all(row.key == "ratio" or row.key.startswith("detail.") for row in rows)
+
+
+def test_a_short_run_has_a_bound_of_its_own_where_it_cannot_tell_as_much():
+    """The page of a quick run does not call a figure bad that only more work could make good."""
+    row = Row(key="ratio", rival="none", at_most=0.01, quick_at_most=0.1)
+
+    assert (row.holds(0.05), row.holds(0.05, quick=True), row.holds(0.2, quick=True)) == (False, True, False)
+    assert (row.bound(), row.bound(quick=True)) == ("at most 0.01", "at most 0.1")
+    assert (Row(key="ratio", rival="none", at_most=1).bound(quick=True)) == "at most 1"
