@@ -22,11 +22,10 @@ from infra.events import EventLog
 from infra.isolation import Alone, isolation
 from infra.middleware import Call, Job, Middleware, Output, Result, Settle, compose
 from infra.middleware.cancel import cancel
-from infra.middleware.deadline import budget, start_by
+from infra.middleware.deadline import budget, never, start_by
 from infra.middleware.events import dead_event, events
 from infra.middleware.retry import Repeat, retry, start_again
 from infra.reading import read_between
-from infra.shared_timer import never
 from infra.vitals import Vitals
 from infra.wire import Packed, Publisher, first_failed_of
 from infra.worker import Limits, Worker, always
