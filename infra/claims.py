@@ -9,7 +9,6 @@ them, is `wire.py`'s business.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Protocol, runtime_checkable
 
 from infra.blobs import BlobLost, BlobsAway, BlobStore
 from infra.bus import Bus, Headers, Record
@@ -17,16 +16,11 @@ from schemas import codec
 from schemas.claim import HEADER, ClaimCheck
 
 
-@runtime_checkable
-class HasBlobs(Protocol):
-    """A log that comes with a store for what its records cannot hold."""
-
-    blobs: BlobStore | None
-
-
 def blobs_of(bus: Bus) -> BlobStore | None:
-    """Return the blob store of a log, if it has one."""
-    return bus.blobs if isinstance(bus, HasBlobs) else None
+    """Return the blob store of a log, if it comes with one for what its records cannot hold: its `blobs`."""
+    # Asked for every record: an `isinstance` with a protocol would cost as much as encoding one.
+    store: BlobStore | None = getattr(bus, "blobs", None)
+    return store
 
 
 async def check_in(blobs: BlobStore, value: bytes, encoding: str) -> tuple[bytes, Headers]:

@@ -37,6 +37,7 @@ from infra.kafka_consumer import GroupMember, PartitionReader
 from infra.kafka_link import PUBLISH_ADVICE, KafkaLimits, KafkaLink
 from infra.kafka_progress import ProgressKeeper
 from infra.security import PLAINTEXT, Security
+from infra.shared_timer import SharedTimer
 from infra.topic_shape import ANY_COPIES, Durability
 from schemas.topics import DEFAULT_PREFIX, Topic
 
@@ -92,6 +93,7 @@ class KafkaBus:
         self._durability = durability
         self._producer: AIOKafkaProducer | None = None
         self._replacing = asyncio.Lock()
+        self._timer = SharedTimer()
         self._retired: set[asyncio.Task[None]] = set()
         self._turn: dict[str, int] = {}
 
@@ -127,22 +129,26 @@ class KafkaBus:
         """Append a record and return once it is durable; no partition means: spread evenly."""
         if value is None and key is None:
             raise BusError(f"publishing to {topic}: a record needs a key or a value")
-        doing = f"publishing to {self._link.prefix}{topic}"
-        async with self._link.guarded(self._limits.outage_s, doing, advice=PUBLISH_ADVICE):
-            place = await self._place(topic, partition)
-            record = {"value": value, "key": key, "partition": place, "headers": list(headers)}
-            try:
-                return await self._send(topic, record)
-            except _SEQUENCE_ERRORS as error:
-                log.warning("publishing to %s: sent again by a new producer after %r", topic, error)
-                return await self._send(topic, record)
+        try:
+            # Not `guarded`: thousands of records a second would each set and cancel a timer of the loop.
+            with self._timer.limit(self._limits.outage_s):
+                place = await self._place(topic, partition)
+                record = {"value": value, "key": key, "partition": place, "headers": list(headers)}
+                try:
+                    return await self._send(topic, record)
+                except _SEQUENCE_ERRORS as error:
+                    log.warning("publishing to %s: sent again by a new producer after %r", topic, error)
+                    return await self._send(topic, record)
+        except (TimeoutError, KafkaError) as error:
+            doing = f"publishing to {self._link.prefix}{topic}"
+            raise self._link.failure(error, self._limits.outage_s, doing, PUBLISH_ADVICE) from error
 
     async def _place(self, topic: str, partition: int | None) -> int:
         count = await self._link.partitions(topic)
         if partition is None:
             # Not by key: siblings share a key and must spread. Many producers, so each starts anywhere.
-            turn = self._turn.get(topic, random.randrange(count))
-            self._turn[topic] = turn + 1
+            turn = self._turn.get(topic)
+            self._turn[topic] = turn = random.randrange(count) if turn is None else turn + 1
             return turn % count
         if not 0 <= partition < count:
             raise BusError(f"publishing to {topic}: no partition {partition}, it has {count}")
@@ -151,9 +157,8 @@ class KafkaBus:
     async def _send(self, topic: str, record: Mapping[str, Any]) -> Position:
         producer = await self._ready_producer()
         try:
-            acknowledged = await producer.send(self._link.prefix + topic, **record)
-            # Shielded: cancelling the future would not unsend the record, only hide what became of it.
-            placed = await asyncio.shield(acknowledged)
+            # Who is cancelled here does not unsend the record: the client goes on with the batch that it lies in.
+            placed = await (await producer.send(self._link.prefix + topic, **record))
             if placed.offset < 0:
                 # Known twice to the broker, which no longer knows where: callers live by the offset.
                 raise DuplicateSequenceNumber
@@ -168,6 +173,8 @@ class KafkaBus:
         """Return the producer, made at the first record: who only reads may not be allowed to have one."""
         if not self._started:
             raise BusError("the bus is not started: call start() first")
+        if self._producer is not None and not self._replacing.locked():
+            return self._producer
         async with self._replacing:
             if self._producer is None:
                 self._producer = await self._make_producer()

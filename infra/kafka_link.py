@@ -151,14 +151,18 @@ class KafkaLink:
         try:
             async with asyncio.timeout(limit_s):
                 yield
-        except TimeoutError as error:
-            raise BusError(
+        except (TimeoutError, KafkaError) as error:
+            raise self.failure(error, limit_s, doing, advice) from error
+
+    def failure(self, error: TimeoutError | KafkaError, limit_s: float, doing: str, advice: str) -> BusError:
+        """Return what an error of the client, or no answer within a limit, means for who was doing something."""
+        if isinstance(error, TimeoutError):
+            return BusError(
                 f"{doing}: no answer from {self.bootstrap or 'an empty address'} in {limit_s:g} s; {advice}"
-            ) from error
-        except _DENIED as error:
-            raise BusError(f"{doing} at {self.bootstrap}: {self.denied('access', _resource(error))}") from error
-        except KafkaError as error:
-            raise BusError(f"{doing} at {self.bootstrap}: {type(error).__name__}: {error}") from error
+            )
+        if isinstance(error, _DENIED):
+            return BusError(f"{doing} at {self.bootstrap}: {self.denied('access', _resource(error))}")
+        return BusError(f"{doing} at {self.bootstrap}: {type(error).__name__}: {error}")
 
     async def start(self) -> None:
         """Connect the clients that ask questions; the cluster is known to answer."""

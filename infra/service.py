@@ -7,6 +7,7 @@ and code 1, without a trace.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -75,6 +76,8 @@ def run_service(
         main: what the process does.
         codes: exit codes of some errors; all others of ours end with 1.
     """
+    # What is loaded by now stays for the life of the process: the collector need not walk over it again and again.
+    gc.freeze()
     try:
         asyncio.run(main())
     except RollmillError as error:

@@ -9,9 +9,9 @@ clients need not carry the job through every call. Where nobody listens nothing 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from contextvars import ContextVar
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 
 from infra.clock import Clock
@@ -31,14 +31,25 @@ def waits_for(what: str) -> None:
         listener(what)
 
 
-@contextmanager
-def heard_by(listener: Listener) -> Iterator[None]:
+class _Heard:
+    """A block with a listener; a class, since a generator per job costs more than the rest of it."""
+
+    __slots__ = ("_listener", "_token")
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._token: Token[Listener | None]
+
+    def __enter__(self) -> None:
+        self._token = _listener.set(self._listener)
+
+    def __exit__(self, *_: object) -> None:
+        _listener.reset(self._token)
+
+
+def heard_by(listener: Listener) -> AbstractContextManager[None]:
     """Give the block, and the tasks that it starts, a listener."""
-    token = _listener.set(listener)
-    try:
-        yield
-    finally:
-        _listener.reset(token)
+    return _Heard(listener)
 
 
 @dataclass

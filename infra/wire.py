@@ -214,9 +214,14 @@ class Publisher:
         return tuple(headers)
 
 
-@lru_cache(maxsize=16)  # many records carry the same millisecond
 def _rfc3339(now_ms: int) -> bytes:
-    return datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="milliseconds").encode()
+    seconds, ms = divmod(now_ms, 1000)
+    return b"%b.%03d+00:00" % (_to_the_second(seconds), ms)
+
+
+@lru_cache(maxsize=16)  # many records carry the same second
+def _to_the_second(seconds: int) -> bytes:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S").encode()
 
 
 def new_trace() -> bytes:
@@ -231,7 +236,10 @@ def trace_of(record: Record) -> bytes | None:
 
 
 def _size(key: bytes | None, headers: Headers) -> int:
-    return len(key or b"") + sum(len(name) + len(text) for name, text in headers)
+    size = len(key or b"")
+    for name, text in headers:
+        size += len(name) + len(text)
+    return size
 
 
 def first_failed_of(record: Record) -> int | None:

@@ -77,10 +77,8 @@ class _Work:
     record: Record
     progress: Progress
     start: Start
-
-    @property
-    def size(self) -> int:
-        return carried_bytes(self.record)
+    size: int = 0
+    """Bytes that it holds in memory."""
 
 
 class Worker:
@@ -204,20 +202,20 @@ class Worker:
         while self._waiting and self._bytes < self._limits.max_bytes:
             record = self._waiting.popleft()
             progress = self._progress.get(record.tp)
-            if progress is None or await self._hold(consumer, record):
+            if progress is None:
+                continue
+            if self._sources[record.topic].delay_ms and await self._hold(consumer, record):
                 continue
             start = progress.start(record.offset)
             if start is not None:  # else it was handed out again, and is in flight or done
-                work = _Work(record, progress, start)
+                work = _Work(record, progress, start, carried_bytes(record))
                 self._bytes += work.size
                 admitted.append(work)
         return admitted
 
     async def _hold(self, consumer: Consumer, record: Record) -> bool:
-        """Go back to a record that is not due yet, and leave its partition alone until then."""
+        """Go back to a record of a retry tier that is not due yet, and leave its partition alone until then."""
         delay_ms, now_ms = self._sources[record.topic].delay_ms, self._clock.now_ms()
-        if not delay_ms:
-            return False
         # What is read was written before: a wall clock that says otherwise is behind, and delays nobody by that.
         self._behind_ms = max(self._behind_ms, record.timestamp_ms - now_ms)
         due_ms = record.timestamp_ms + delay_ms - self._behind_ms
@@ -239,7 +237,9 @@ class Worker:
             if self._progress.get(work.record.tp) is not work.progress:
                 self._bytes -= work.size  # lost while the count was committed
                 continue
-            job = asyncio.create_task(self._work(work), name=f"{self._stage}:{work.record.tp}:{work.record.offset}")
+            job = asyncio.create_task(
+                self._work(work), name=f"{self._stage}:{work.record.topic}:{work.record.partition}:{work.record.offset}"
+            )
             self._jobs[job] = work
             job.add_done_callback(self._ended)
 

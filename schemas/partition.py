@@ -36,7 +36,7 @@ def murmur2(data: bytes) -> int:
     return h ^ (h >> 15)
 
 
-@lru_cache(maxsize=4096)  # a sample's events and a run's records ask for the same key again and again
+@lru_cache(maxsize=1024)  # a sample's events and a run's records ask for the same key again and again
 def partition_for(key: str, partitions: int) -> int:
     """Return the partition of a key, in [0, partitions)."""
     return (murmur2(key.encode()) & 0x7FFFFFFF) % partitions

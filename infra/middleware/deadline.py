@@ -6,12 +6,11 @@ while the stage can do nothing because a service is away; how long, and that thi
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from infra.clock import Clock
 from infra.middleware import Call, Job, Middleware, Output, Result
+from infra.shared_timer import SharedTimer, never
 from infra.terminal import terminal
 from schemas.messages import Task
 from schemas.outcome import Expired
@@ -23,14 +22,6 @@ GRACE_S = 30.0
 
 LONGEST_S = 7 * 86_400.0
 """No sample is waited for longer than this after its start limit, seconds: its task leaves the log then."""
-
-LOOK_S = 0.1
-"""A budget that is used up, but for the time it stood still, is looked at again after this long at least, seconds."""
-
-
-def never() -> float:
-    """Tell that a budget never stood still: for a stage that needs nothing but the log."""
-    return 0.0
 
 
 def start_by(clock: Clock) -> Middleware:
@@ -55,45 +46,23 @@ def budget(stage: str, still_s: Callable[[], float] = never) -> Middleware:
         stage: whose budget.
         still_s: for how long all budgets stood still so far, seconds; only grows.
     """
+    timer = SharedTimer(still_s)
 
     def around(call: Call) -> Call:
         async def limited(job: Job) -> Result:
             seconds = _budget_s(job.task, stage)
-            limit = asyncio.timeout(None)
+            limit = timer.limit(seconds)
             try:
-                async with limit:
-                    with _counting(limit, seconds, still_s):
-                        return await call(job)
+                with limit:
+                    return await call(job)
             except TimeoutError:
-                if not limit.expired():
+                if not limit.expired:
                     raise
                 return expired(job, f"{stage} took longer than its budget of {seconds:g} s")
 
         return limited
 
     return around
-
-
-@contextmanager
-def _counting(limit: asyncio.Timeout, seconds: float, still_s: Callable[[], float]) -> Iterator[None]:
-    """End a limit once its seconds are over, not counting those during which it stood still."""
-    loop = asyncio.get_running_loop()
-    began, stood_s = loop.time(), still_s()
-    handle: asyncio.TimerHandle
-
-    def look() -> None:
-        nonlocal handle
-        left_s = seconds - (loop.time() - began) + (still_s() - stood_s)
-        if left_s <= 0:
-            limit.reschedule(loop.time())
-        else:
-            handle = loop.call_later(max(left_s, LOOK_S), look)
-
-    handle = loop.call_later(seconds, look)
-    try:
-        yield
-    finally:
-        handle.cancel()
 
 
 def expired(job: Job, cause: str) -> Result:
