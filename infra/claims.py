@@ -71,7 +71,7 @@ async def refresh(record: Record, bus: Bus) -> None:
 
 def claimed(record: Record) -> str | None:
     """Return the digest of the blob that a record speaks of, if it is a claim check."""
-    digest = dict(record.headers).get(HEADER)
+    digest = record.header(HEADER)
     return None if digest is None else digest.decode(errors="replace")
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
+import msgspec
+
 from infra.bus import Bus, TopicPartition
 from infra.cancellation import Cancellation
 from infra.clock import Clock
@@ -38,8 +40,7 @@ In = TypeVar("In", bound=Message)
 Out = TypeVar("Out", bound=Message)
 
 
-@dataclass(frozen=True, slots=True)
-class Done(Generic[Out]):
+class Done(msgspec.Struct, Generic[Out], frozen=True):
     """What a handler made of its input."""
 
     message: Out

@@ -29,6 +29,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from infra.bus import Bus, Committed, Consumer, Listener, Record, TopicPartition
 from infra.claims import carried_bytes
 from infra.clock import Clock, wait_for
@@ -70,8 +72,7 @@ def always() -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
+class _Work(msgspec.Struct, frozen=True):
     """A record in flight, under the ownership that it was handed out in: after a rebalance it may be another's."""
 
     record: Record
@@ -237,9 +238,7 @@ class Worker:
             if self._progress.get(work.record.tp) is not work.progress:
                 self._bytes -= work.size  # lost while the count was committed
                 continue
-            job = asyncio.create_task(
-                self._work(work), name=f"{self._stage}:{work.record.topic}:{work.record.partition}:{work.record.offset}"
-            )
+            job = asyncio.create_task(self._work(work))
             self._jobs[job] = work
             job.add_done_callback(self._ended)
 

@@ -6,6 +6,7 @@ placed by us and one placed by a Java producer with the same key meet in the sam
 
 from __future__ import annotations
 
+import struct
 from functools import lru_cache
 
 # Kafka's seed, and the constants of murmur2 (Austin Appleby).
@@ -19,15 +20,12 @@ def murmur2(data: bytes) -> int:
     """Return the 32-bit murmur2 hash of data as Kafka computes it."""
     length = len(data)
     h = (_SEED ^ length) & _U32
-    whole = length - length % 4
-    for i in range(0, whole, 4):
-        k = int.from_bytes(data[i : i + 4], "little")
-        k = (k * _M) & _U32
-        k ^= k >> _R
-        k = (k * _M) & _U32
-        h = (h * _M) & _U32
-        h ^= k
-    tail = data[whole:]
+    words = length // 4
+    for word in struct.unpack_from(f"<{words}I", data):
+        k = (word * _M) & _U32
+        k = ((k ^ k >> _R) * _M) & _U32
+        h = ((h * _M) & _U32) ^ k
+    tail = data[words * 4 :]
     if tail:
         h ^= int.from_bytes(tail, "little")
         h = (h * _M) & _U32
@@ -36,7 +34,7 @@ def murmur2(data: bytes) -> int:
     return h ^ (h >> 15)
 
 
-@lru_cache(maxsize=1024)  # a sample's events and a run's records ask for the same key again and again
+@lru_cache(maxsize=256)  # a sample's events and a run's records ask for the same key again and again
 def partition_for(key: str, partitions: int) -> int:
     """Return the partition of a key, in [0, partitions)."""
     return (murmur2(key.encode()) & 0x7FFFFFFF) % partitions

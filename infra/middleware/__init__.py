@@ -10,9 +10,10 @@ stage.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from infra.dead_letter import Death
 from infra.offset_map import MAX_STARTS
@@ -29,8 +30,7 @@ Settle = Callable[[], Awaitable[None]]
 """Called once the output is acknowledged and before the input is committed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Output(Generic[M]):
+class Output(msgspec.Struct, Generic[M], frozen=True):
     """One message for one topic that carries its type."""
 
     topic: Topic[M]
@@ -39,8 +39,7 @@ class Output(Generic[M]):
     """The message's bytes, when they were made already."""
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(msgspec.Struct, frozen=True):
     """The end of one job: what must be in the log before its record is done."""
 
     kind: EventKind
@@ -62,8 +61,7 @@ def _not_counted() -> Start:
     return Start(MAX_STARTS)
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(msgspec.Struct, frozen=True):
     """One record in work."""
 
     stage: str

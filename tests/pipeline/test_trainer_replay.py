@@ -1,5 +1,4 @@
 import asyncio
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -48,7 +47,7 @@ async def trained(model, tmp_path, **changes):
 def change(bus, partition, offset, value):
     """Overwrite a record's bytes, as a broken disk would."""
     records = bus._log[partition].records
-    records[offset] = replace(records[offset], value=value)
+    records[offset] = msgspec.structs.replace(records[offset], value=value)
 
 
 async def test_a_run_replays_to_the_same_digests_twice(model, tmp_path):
