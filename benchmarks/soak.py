@@ -45,8 +45,8 @@ TASKS_IN_ALL = {True: 8_000, False: 200_000}
 BOUND = {True: 0.10, False: 0.01}
 """Quick or not -> what the figure must not exceed."""
 
-OPEN = 512
-"""Tasks under way at once."""
+OPEN = 128
+"""Tasks under way at once: as many as two RUN workers have slots."""
 
 SAMPLES = 200
 """How often memory is read."""
