@@ -48,6 +48,9 @@ BOUND = {True: 0.10, False: 0.01}
 OPEN = 128
 """Tasks under way at once: as many as two RUN workers have slots."""
 
+FED_AT_ONCE = 16
+"""New tasks are published once so many have ended."""
+
 SAMPLES = 200
 """How often memory is read."""
 
@@ -120,6 +123,7 @@ async def soak(bus: Bus, tasks: Sequence[Task], memory: Memory) -> None:
             done += 1
             if done % every == 0:
                 memory.read(done)
+            if done % FED_AT_ONCE == 0:
                 free = OPEN - (published - done)
                 await publish(bus, dated(tasks[published : published + free]))
                 published = min(published + free, len(tasks))

@@ -80,12 +80,11 @@ async def test_all_tasks_end_and_memory_is_read_on_the_way():
         Member(eval_stage(simulated.eval), bus, clock, worker="eval"),
     ]
     running = [asyncio.create_task(member.run()) for member in members]
-    tasks, notes = make_tasks("r", payloads(400), family=FAMILY), Notes()
+    tasks, notes = make_tasks("r", payloads(OPEN * 4), family=FAMILY), Notes()
 
     await asyncio.wait_for(soak(bus, tasks, notes), 60)
     for member in members:
         member.stop()
     await asyncio.gather(*running)
 
-    assert len(tasks) > OPEN
-    assert notes.done == list(range(2, 401, 2))
+    assert notes.done == list(range(2, OPEN * 4 + 1, 2))
