@@ -19,7 +19,7 @@ LOOK_S = 0.1
 """Between two looks at the limits at least, seconds: where time stands still, what is nearly used up stays so."""
 
 
-def never() -> float:
+def never_still() -> float:
     """Tell that time never stood still."""
     return 0.0
 
@@ -27,7 +27,7 @@ def never() -> float:
 class SharedTimer:
     """The limits of one event loop that share a timer."""
 
-    def __init__(self, still_s: Callable[[], float] = never) -> None:
+    def __init__(self, still_s: Callable[[], float] = never_still) -> None:
         """Begin without limits.
 
         Args:

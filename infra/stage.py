@@ -24,10 +24,11 @@ from infra.events import EventLog
 from infra.isolation import Alone, isolation
 from infra.middleware import Call, Job, Middleware, Output, Result, Settle, compose
 from infra.middleware.cancel import cancel
-from infra.middleware.deadline import budget, never, start_by
+from infra.middleware.deadline import budget, start_by
 from infra.middleware.events import dead_event, events
 from infra.middleware.retry import Repeat, retry, start_again
 from infra.reading import read_between
+from infra.shared_timer import never_still
 from infra.vitals import Vitals
 from infra.wire import Packed, Publisher, first_failed_of
 from infra.worker import Limits, Worker, always
@@ -139,7 +140,7 @@ class Member:
         self._cancellation = Cancellation(bus, clock)
         starts = (start_by(clock),) if first else ()
         withdrawable = cancel(self._cancellation, stage.withdraw)
-        retries, limit = retry(clock, stage.repeat), budget(stage.name, outages.still_s if outages else never)
+        retries, limit = retry(clock, stage.repeat), budget(stage.name, outages.still_s if outages else never_still)
         told = (events(self._events, clock),) if tells else ()
         around = (isolation(alone), *told, withdrawable, *starts, retries, limit)
         self._outages = outages

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from infra.clock import Clock
 from infra.middleware import Call, Job, Middleware, Output, Result
-from infra.shared_timer import SharedTimer, never
+from infra.shared_timer import SharedTimer, never_still
 from infra.terminal import terminal
 from schemas.messages import Task
 from schemas.outcome import Expired
@@ -39,7 +39,7 @@ def start_by(clock: Clock) -> Middleware:
     return around
 
 
-def budget(stage: str, still_s: Callable[[], float] = never) -> Middleware:
+def budget(stage: str, still_s: Callable[[], float] = never_still) -> Middleware:
     """Expire a sample that stays in a stage for longer than its budget.
 
     Args:
