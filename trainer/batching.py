@@ -11,7 +11,7 @@ is needed and the padding's value does not matter. This file does not know group
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -48,6 +48,8 @@ class TokenSequence:
     """1.0 where the token is trained on, (P,)."""
     advantage: float
     """Of the sample."""
+    share: float = 1.0
+    """Its part of the sample's trained tokens; less than 1 where a history was rewritten and a sample has segments."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -82,6 +84,8 @@ class MicroBatch:
     """(P,)."""
     advantages: torch.Tensor
     """(P,)."""
+    equal: torch.Tensor
+    """What each trained token counts if every sample counts the same: 1 / (trained tokens of its sample), (P,)."""
 
 
 def sequences(
@@ -91,6 +95,7 @@ def sequences(
     lag: Callable[[int], int],
     max_lag: int,
     vocabulary: int,
+    trained: bool = True,
 ) -> list[TokenSequence]:
     """Return the sequences of one sample; none if it holds no sampled token.
 
@@ -100,6 +105,7 @@ def sequences(
         lag: version -> trainer steps since.
         max_lag: tokens with a larger lag are not trained on.
         vocabulary: number of ids the model knows.
+        trained: train on the tokens at all.
 
     Raises:
         UntrainableTranscript: the record cannot be trained on by this model, or by any.
@@ -129,11 +135,12 @@ def sequences(
                 rollout=transcript.logprob_array[here],
                 temperature=temperature[here],
                 lag=lags[here],
-                trained=(lags[here] <= max_lag).astype(np.float32),
+                trained=((lags[here] <= max_lag) & trained).astype(np.float32),
                 advantage=advantage,
             )
         )
-    return found
+    total = sum(sequence.trained_count for sequence in found)
+    return [replace(sequence, share=sequence.trained_count / total) for sequence in found] if total else found
 
 
 def _check_span(span: SampledSpan) -> None:
@@ -199,4 +206,7 @@ def _tensors(batch: Sequence[TokenSequence], members: tuple[int, ...], device: s
         lag=tensor(np.concatenate([s.lag for s in batch])),
         trained=tensor(np.concatenate([s.trained for s in batch])),
         advantages=tensor(np.repeat(np.array([s.advantage for s in batch], dtype=np.float32), counts)),
+        equal=tensor(
+            np.concatenate([s.trained * s.share / max(s.trained_count, 1.0) for s in batch]).astype(np.float32)
+        ),
     )

@@ -44,6 +44,30 @@ class Estimator(StrEnum):
     """Reward less the mean of the other siblings."""
 
 
+class Correction(StrEnum):
+    """How the difference between engine and trainer weighs a token's loss (`importance.py` says what each is)."""
+
+    TOKEN = "token"  # noqa: S105 - of a language model
+    """Truncated importance sampling, token by token."""
+    SEQUENCE = "sequence"
+    """The same with one ratio per sequence."""
+    SEQUENCE_MASK = "sequence_mask"
+    """Sequences whose ratio exceeds the cap are left out."""
+    ICEPOP = "icepop"
+    """Tokens whose ratio lies outside two bounds are left out."""
+    OFF = "off"
+    """No weight."""
+
+
+class LossLevel(StrEnum):
+    """What counts the same in the loss."""
+
+    TOKEN = "token"  # noqa: S105 - of a language model
+    """Every trained token of the mini-batch: long samples weigh more (DAPO)."""
+    SAMPLE = "sample"
+    """Every sample: its tokens share its weight (GRPO as first published)."""
+
+
 class Frozen(BaseModel):
     """A part of the configuration: no unknown keys, no changes."""
 
@@ -99,12 +123,27 @@ class AlgorithmConfig(Frozen):
     """Bound on the loss of bad actions that became much likelier; off unless given (10 is customary)."""
     old: Literal["trainer", "rollout"] = "trainer"
     """Where the ratio's denominator comes from: recomputed at step start, or as recorded (then `tis_cap` is unused)."""
+    correction: Correction = Correction.TOKEN
+    """How the difference between engine and trainer weighs a token's loss."""
     tis_cap: NonNegative = 2.0
     """Cap of the importance weight between trainer and engine; 0 is off."""
+    icepop: tuple[Positive, Positive] = (0.5, 5.0)
+    """Ratios between trainer and engine that `correction = "icepop"` keeps: the smallest and the largest."""
+    level: LossLevel = LossLevel.TOKEN
+    """What counts the same in the loss: tokens or samples."""
+    overlong_filter: bool = False
+    """Truncated samples count in their group's baseline, but none of their tokens is trained on."""
+    entropy_floor: Positive | None = None
+    """Nats per sampled token: below it the loss rewards entropy, the more the further below; off unless given."""
+    entropy_weight: NonNegative = 0.01
+    """Weight of the entropy term where the policy has no entropy left; it falls to 0 at `entropy_floor`."""
     kl: NonNegative = 0.0
     """Weight of the KL term to the model the run began with; 0 is off and loads no second model."""
     kl_kind: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the KL term."""
+    ref_reset: Count | None = None
+    """Every so many trainer steps the KL term's model becomes the policy of that step, and the optimizer forgets its
+    momenta (ProRL); never unless given."""
 
     lr: Positive = 3e-4
     """Learning rate of AdamW."""
@@ -114,10 +153,18 @@ class AlgorithmConfig(Frozen):
     """Decoupled weight decay."""
     warmup: Annotated[int, Field(ge=0)] = 0
     """Optimizer steps over which the learning rate rises to `lr`."""
+    decay: Count | None = None
+    """Optimizer steps after the rise over which the rate falls to `lr_floor` along a cosine; constant unless given."""
+    lr_floor: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Share of `lr` at which the decay ends."""
     clip_norm: Positive = 1.0
     """Largest norm of the gradient."""
     micro_tokens: Count = 4096
     """Padded tokens of one forward pass: bounds memory, never changes the gradient."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the forward and backward pass; weights, optimizer, log-probs and losses stay float32."""
+    activation_checkpointing: bool = False
+    """Keep no activations of the layers but compute them again on the way back: less memory, a third more time."""
 
     temperature: Positive = 1.0
     """Sampling temperature, stamped on groups at admission."""
@@ -130,6 +177,10 @@ class AlgorithmConfig(Frozen):
             raise ValueError(f"{self.groups} groups cannot be split into {self.minibatches} mini-batches")
         if self.min_siblings is not None and self.min_siblings > self.samples:
             raise ValueError(f"min_siblings = {self.min_siblings} exceeds samples = {self.samples}")
+        if self.icepop[0] >= self.icepop[1]:
+            raise ValueError(f"icepop = {list(self.icepop)} keeps nothing: the first bound must be the smaller one")
+        if self.ref_reset is not None and not self.kl:
+            raise ValueError("ref_reset without kl: there is no reference to reset")
         return self
 
     @property

@@ -9,6 +9,7 @@ in a thread of its own. It does not know the log, checkpoints or versions.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +19,11 @@ import numpy as np
 import torch
 
 from trainer.batching import MicroBatch, TokenSequence, micro_batches
-from trainer.config import AlgorithmConfig
+from trainer.config import AlgorithmConfig, LossLevel
 from trainer.forward import sampled_logprobs
+from trainer.importance import ImportanceRule, importance_weights
 from trainer.loss import LossParts, LossRules, TokenBatch, policy_loss
-from trainer.weights import load_model, load_weights, weight_bytes
+from trainer.weights import checkpoint_activations, load_model, load_weights, weight_bytes
 
 
 class Interrupted(Exception):
@@ -51,9 +53,15 @@ class StepMetrics:
     clip_share: float = 0.0
     """Share of trained tokens whose gradient the clip removed."""
     kl: float = 0.0
-    """KL to the model the run began with, nats per token; 0 when the term is off."""
+    """KL to the reference, nats per token; 0 when the term is off."""
     weight: float = 1.0
     """Mean importance weight between trainer and engine."""
+    distrusted_share: float = 0.0
+    """Share of trained tokens with weight 0: engine and trainer differ too much."""
+    learning_rate: float = 0.0
+    """Of the last optimizer step."""
+    entropy_weight: float = 0.0
+    """Weight of the entropy term in this step; above 0 only below the floor."""
     mismatch: float = 0.0
     """Mean |log pi_trainer - log pi_engine| of tokens at lag 0, nats: numerics, not staleness."""
     lag_mean: float = 0.0
@@ -72,15 +80,18 @@ class StepMetrics:
 class _Sums:
     """Running totals of a trainer step."""
 
+    learning_rate: float = 0.0
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     trained: float = 0.0
     clipped: float = 0.0
     kl: float = 0.0
     weight: float = 0.0
+    distrusted: float = 0.0
 
-    def add(self, parts: LossParts, trained: float) -> None:
-        self.trained += trained
+    def add(self, parts: LossParts) -> None:
+        self.trained += parts.trained
+        self.distrusted += parts.distrusted
         self.clipped += parts.clipped
         self.kl += parts.kl
         self.weight += parts.weight
@@ -91,11 +102,13 @@ class _Sums:
 
 @dataclass(frozen=True, kw_only=True)
 class _AtStart:
-    """Per sequence: log-probs under the weights at step start, and under the reference."""
+    """Per sequence: log-probs under the weights at step start and under the reference, and what follows from them."""
 
     old: list[torch.Tensor]
+    weight: list[torch.Tensor]
     reference: list[torch.Tensor] | None
     entropy: float
+    """Nats per sampled token."""
 
 
 class Learner:
@@ -115,20 +128,16 @@ class Learner:
         self._config = config
         self._seed = seed
         self._device = device
-        self._rules = LossRules(
-            clip_low=config.clip_low,
-            clip_high=config.clip_high,
-            dual_clip=config.dual_clip,
-            tis_cap=config.tis_cap if config.old == "trainer" else 0.0,
-            kl=config.kl,
-            kl_kind=config.kl_kind,
-        )
+        self._importance = ImportanceRule.of(config)
         self.model = load_model(directory, device)
+        if config.activation_checkpointing:
+            checkpoint_activations(self.model)
         self._reference = load_model(directory, device).requires_grad_(requires_grad=False) if config.kl else None
         self._optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
         )
         self.optimizer_steps = 0
+        self._reference_moved = False
 
     @property
     def vocabulary(self) -> int:
@@ -148,10 +157,25 @@ class Learner:
         flat = [sequence for group in batch.groups for sequence in group]
         sums = _Sums()
         start = self._at_start(flat, cancelled)
+        rules = self._loss_rules(start.entropy)
         for epoch in range(self._config.epochs):
             for chosen in self._minibatches(batch, epoch):
-                self._optimizer_step(flat, chosen, start, sums, cancelled)
-        return self._metrics(flat, start, sums)
+                self._optimizer_step(flat, chosen, start, rules, sums, cancelled)
+        self._reset_reference(batch.step)
+        return self._metrics(flat, start, rules, sums)
+
+    def _loss_rules(self, entropy: float) -> LossRules:
+        """Return the coefficients of a step that begins at an entropy, nats per sampled token."""
+        config, floor = self._config, self._config.entropy_floor
+        below = max(0.0, 1 - entropy / floor) if floor is not None else 0.0
+        return LossRules(
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            dual_clip=config.dual_clip,
+            kl=config.kl,
+            kl_kind=config.kl_kind,
+            entropy=config.entropy_weight * below,
+        )
 
     def _minibatches(self, batch: StepBatch, epoch: int) -> list[list[int]]:
         """Return the sequence indices of each mini-batch: whole groups, shuffled by (seed, step, epoch)."""
@@ -168,60 +192,96 @@ class Learner:
         with torch.no_grad():
             for micro in micro_batches(flat, self._config.micro_tokens, device=self._device):
                 _check(cancelled)
-                logprobs, spread = sampled_logprobs(self.model, micro)
+                logprobs, spread = sampled_logprobs(self.model, micro, precision=self._config.precision)
                 entropy += float(spread.sum())
                 if self._config.old == "rollout":
                     logprobs = micro.rollout
                 _scatter(logprobs, micro, flat, old)
                 if self._reference is not None and reference is not None:
-                    _scatter(sampled_logprobs(self._reference, micro)[0], micro, flat, reference)
-        return _AtStart(old=old, reference=reference, entropy=entropy)
+                    other, _ = sampled_logprobs(self._reference, micro, precision=self._config.precision)
+                    _scatter(other, micro, flat, reference)
+        tokens = sum(len(sequence.positions) for sequence in flat)
+        return _AtStart(
+            old=old,
+            weight=[self._weights(sequence, values) for sequence, values in zip(flat, old, strict=True)],
+            reference=reference,
+            entropy=entropy / tokens if tokens else 0.0,
+        )
+
+    def _weights(self, sequence: TokenSequence, old: torch.Tensor) -> torch.Tensor:
+        rollout, trained = (torch.from_numpy(a).to(old.device) for a in (sequence.rollout, sequence.trained))
+        return importance_weights(old, rollout, trained, self._importance)
 
     def _optimizer_step(
         self,
         flat: Sequence[TokenSequence],
         chosen: Sequence[int],
         start: _AtStart,
+        rules: LossRules,
         sums: _Sums,
         cancelled: Callable[[], bool],
     ) -> None:
-        denominator = sum(flat[i].trained_count for i in chosen)
+        denominator = self._denominator([flat[i] for i in chosen])
         if not denominator:
             return
         self._optimizer.zero_grad(set_to_none=True)
         loss = 0.0
         for micro in micro_batches(flat, self._config.micro_tokens, chosen, device=self._device):
             _check(cancelled)
-            parts = policy_loss(self._tokens(micro, start), self._rules, denominator)
+            parts = policy_loss(self._tokens(micro, start, rules), rules, denominator)
             parts.loss.backward()  # type: ignore[no-untyped-call]
             loss += float(parts.loss.detach())
-            sums.add(parts, float(micro.trained.sum()))
+            sums.add(parts)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.clip_norm)
+        sums.learning_rate = self.learning_rate()
         for group in self._optimizer.param_groups:
-            group["lr"] = self.learning_rate()
+            group["lr"] = sums.learning_rate
         self._optimizer.step()
         self.optimizer_steps += 1
         sums.losses.append(loss)
         sums.norms.append(float(norm))
 
-    def _tokens(self, micro: MicroBatch, start: _AtStart) -> TokenBatch:
-        logprobs, _ = sampled_logprobs(self.model, micro)
+    def _denominator(self, sequences: Sequence[TokenSequence]) -> float:
+        """Return what the shares of a mini-batch's trained tokens sum to."""
+        if self._config.level is LossLevel.SAMPLE:
+            return sum(sequence.share for sequence in sequences if sequence.trained_count)
+        return sum(sequence.trained_count for sequence in sequences)
+
+    def _tokens(self, micro: MicroBatch, start: _AtStart, rules: LossRules) -> TokenBatch:
+        logprobs, entropy = sampled_logprobs(
+            self.model, micro, entropy_gradient=rules.entropy > 0, precision=self._config.precision
+        )
         reference = torch.cat([start.reference[i] for i in micro.members]) if start.reference else None
         return TokenBatch(
             logprobs=logprobs,
             old=torch.cat([start.old[i] for i in micro.members]),
-            rollout=micro.rollout,
             advantages=micro.advantages,
-            mask=micro.trained,
+            weight=torch.cat([start.weight[i] for i in micro.members]),
+            share=micro.equal if self._config.level is LossLevel.SAMPLE else micro.trained,
             reference=reference,
+            entropy=entropy if rules.entropy else None,
         )
 
     def learning_rate(self) -> float:
-        """Return the rate of the next optimizer step: a linear rise, then constant."""
-        rise = (self.optimizer_steps + 1) / self._config.warmup if self._config.warmup else 1.0
-        return self._config.lr * min(1.0, rise)
+        """Return the rate of the next optimizer step: a linear rise, then constant or a cosine down to the floor."""
+        config, step = self._config, self.optimizer_steps
+        if step < config.warmup:
+            return config.lr * (step + 1) / config.warmup
+        if config.decay is None:
+            return config.lr
+        done = min(1.0, (step - config.warmup) / config.decay)
+        return config.lr * (config.lr_floor + (1 - config.lr_floor) * (1 + math.cos(math.pi * done)) / 2)
 
-    def _metrics(self, flat: Sequence[TokenSequence], start: _AtStart, sums: _Sums) -> StepMetrics:
+    def _reset_reference(self, step: int) -> None:
+        """Let the policy be the reference from now on, if this step is one of those that do so."""
+        every = self._config.ref_reset
+        if self._reference is None or every is None or step % every:
+            return
+        self._reference.load_state_dict(self.model.state_dict())
+        self._reference_moved = True
+        self._optimizer.state.clear()
+
+    def _metrics(self, flat: Sequence[TokenSequence], start: _AtStart, rules: LossRules, sums: _Sums) -> StepMetrics:
         lags = np.concatenate([s.lag for s in flat]) if flat else np.zeros(0)
         trained = np.concatenate([s.trained for s in flat]) if flat else np.zeros(0)
         tokens = len(lags)
@@ -230,10 +290,13 @@ class Learner:
         return StepMetrics(
             loss=float(np.mean(sums.losses)) if sums.losses else 0.0,
             grad_norm=float(np.mean(sums.norms)) if sums.norms else 0.0,
-            entropy=start.entropy / tokens if tokens else 0.0,
+            entropy=start.entropy,
             clip_share=sums.per_token(sums.clipped),
             kl=sums.per_token(sums.kl),
             weight=sums.per_token(sums.weight),
+            distrusted_share=sums.per_token(sums.distrusted),
+            learning_rate=sums.learning_rate,
+            entropy_weight=rules.entropy,
             mismatch=float(differences.mean()) if len(differences) else 0.0,
             lag_mean=float(lags[trained > 0].mean()) if trained.any() else 0.0,
             lag_max=int(lags[trained > 0].max()) if trained.any() else 0,
@@ -248,15 +311,15 @@ class Learner:
 
     def optimizer_bytes(self) -> bytes:
         """Return everything but the weights that the next step depends on."""
+        state: dict[str, Any] = {
+            "optimizer": self._optimizer.state_dict(),
+            "optimizer_steps": self.optimizer_steps,
+            "torch_random": torch.get_rng_state(),
+        }
+        if self._reference is not None and self._reference_moved:
+            state["reference"] = self._reference.state_dict()
         stream = io.BytesIO()
-        torch.save(
-            {
-                "optimizer": self._optimizer.state_dict(),
-                "optimizer_steps": self.optimizer_steps,
-                "torch_random": torch.get_rng_state(),
-            },
-            stream,
-        )
+        torch.save(state, stream)
         return stream.getvalue()
 
     def restore(self, weights: Path, optimizer: bytes) -> None:
@@ -266,6 +329,9 @@ class Learner:
         self._optimizer.load_state_dict(state["optimizer"])
         self.optimizer_steps = int(state["optimizer_steps"])
         torch.set_rng_state(state["torch_random"])
+        if self._reference is not None and "reference" in state:
+            self._reference.load_state_dict(state["reference"])
+            self._reference_moved = True
 
 
 def _scatter(values: torch.Tensor, micro: MicroBatch, flat: Sequence[TokenSequence], into: list[torch.Tensor]) -> None:

@@ -402,6 +402,7 @@ class Trainer:
                     lag=lambda version: self._assembler.lag(version) - 1,
                     max_lag=self._config.algorithm.max_lag,
                     vocabulary=self._learner.vocabulary,
+                    trained=not (self._config.algorithm.overlong_filter and sample.truncated),
                 )
             groups.append(tuple(found))
         return self._learner.step(StepBatch(step=step.number, groups=tuple(groups)), self._cancelled.is_set)

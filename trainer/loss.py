@@ -3,11 +3,12 @@
     ratio     = pi_theta / pi_old                                 pi_old: the trainer's weights at step start
     objective = min(ratio * A, clip(ratio, 1 - low, 1 + high) * A)            clip-higher (Yu et al. 2025)
     objective = max(objective, c * A) where A < 0                             dual clip, off unless asked for
-    weight    = min(pi_old / pi_rollout, cap), detached                       token-level truncated importance sampling
-    loss      = -sum(mask * weight * objective) / N  +  k * sum(mask * KL) / N
+    loss      = -sum(share * weight * objective) / N  +  k * sum(share * KL) / N  -  e * sum(share * entropy) / N
 
-N is the number of trained tokens of the whole mini-batch, never of a micro-batch: the sum over micro-batches is then
-the mini-batch's loss, and no mean of means is taken. Nothing here knows models, padding or groups.
+`weight` is the correction between engine and trainer (`importance.py`). At token level a trained token's share is 1 and
+N the number of trained tokens of the whole mini-batch, never of a micro-batch: the sum over micro-batches is then the
+mini-batch's loss, and no mean of means is taken. At sample level its share is 1 / (trained tokens of its sample) and N
+the number of samples with trained tokens. Nothing here knows models, padding or groups.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ class LossRules:
     """The ratio is clipped above 1 + clip_high."""
     dual_clip: float | None = None
     """Bound c of the dual clip."""
-    tis_cap: float = 2.0
-    """Cap of the importance weight; 0 turns it off."""
     kl: float = 0.0
     """Weight of the KL term."""
     kl_kind: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the KL term."""
+    entropy: float = 0.0
+    """Weight of the entropy term."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +47,16 @@ class TokenBatch:
     """Under the weights that are trained, with gradient, float32."""
     old: Tensor
     """Under the weights at step start."""
-    rollout: Tensor
-    """As recorded at sampling."""
     advantages: Tensor
-    """Of the token's sample."""
-    mask: Tensor
-    """1.0 where the token is trained on, else 0.0."""
+    """Of the token."""
+    weight: Tensor
+    """Correction between engine and trainer, without gradient."""
+    share: Tensor
+    """What the token counts in the loss; 0.0 where it is not trained on."""
     reference: Tensor | None = None
-    """Under the model the run began with; only for the KL term."""
+    """Under the reference; only for the KL term."""
+    entropy: Tensor | None = None
+    """Of the distribution that the token was drawn from, with gradient, nats; only for the entropy term."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +64,17 @@ class LossParts:
     """The loss and what to know about it; sums over the given tokens, so that micro-batches add up."""
 
     loss: Tensor
-    """Scalar with gradient, already divided by the mini-batch's token count."""
+    """Scalar with gradient, already divided by the mini-batch's denominator."""
+    trained: float
+    """Trained tokens."""
     clipped: float
     """Trained tokens whose gradient the clip removed."""
     kl: float
     """Sum of the KL estimates."""
     weight: float
     """Sum of importance weights over trained tokens."""
+    distrusted: float
+    """Trained tokens whose weight is 0: engine and trainer differ too much."""
 
 
 def policy_loss(tokens: TokenBatch, rules: LossRules, denominator: float) -> LossParts:
@@ -76,22 +83,27 @@ def policy_loss(tokens: TokenBatch, rules: LossRules, denominator: float) -> Los
     Args:
         tokens: all or some of the mini-batch.
         rules: the coefficients.
-        denominator: trained tokens of the whole mini-batch.
+        denominator: sum of the shares of the whole mini-batch.
     """
+    trained = (tokens.share > 0).float()
     ratio = torch.exp(tokens.logprobs - tokens.old)
     objective = clipped_objective(ratio, tokens.advantages, rules)
-    weight = importance_weight(tokens.old, tokens.rollout, rules.tis_cap)
-    loss = -(tokens.mask * weight * objective).sum() / denominator
-    kl = torch.zeros(())
+    loss = -(tokens.share * tokens.weight * objective).sum() / denominator
+    kl = 0.0
     if tokens.reference is not None:
-        kl = (tokens.mask * kl_estimate(tokens.logprobs, tokens.reference, rules.kl_kind)).sum()
-        loss = loss + rules.kl * kl / denominator
-    gone = (objective.detach() != (ratio * tokens.advantages).detach()) * tokens.mask
+        estimate = kl_estimate(tokens.logprobs, tokens.reference, rules.kl_kind)
+        loss = loss + rules.kl * (tokens.share * estimate).sum() / denominator
+        kl = float((trained * estimate).sum().detach())
+    if tokens.entropy is not None:
+        loss = loss - rules.entropy * (tokens.share * tokens.entropy).sum() / denominator
+    gone = (objective.detach() != (ratio * tokens.advantages).detach()) * trained
     return LossParts(
         loss=loss,
+        trained=float(trained.sum()),
         clipped=float(gone.sum()),
-        kl=float(kl.detach()),
-        weight=float((weight * tokens.mask).sum()),
+        kl=kl,
+        weight=float((tokens.weight * trained).sum()),
+        distrusted=float(((tokens.weight == 0) * trained).sum()),
     )
 
 
@@ -102,13 +114,6 @@ def clipped_objective(ratio: Tensor, advantages: Tensor, rules: LossRules) -> Te
     if rules.dual_clip is None:
         return objective
     return torch.where(advantages < 0, torch.maximum(objective, rules.dual_clip * advantages), objective)
-
-
-def importance_weight(old: Tensor, rollout: Tensor, cap: float) -> Tensor:
-    """Return min(pi_old / pi_rollout, cap) without gradient; all ones when the cap is 0."""
-    if cap == 0:
-        return torch.ones_like(old)
-    return torch.exp(old - rollout).clamp(max=cap).detach()
 
 
 def kl_estimate(logprobs: Tensor, reference: Tensor, kind: Literal["k1", "k2", "k3"]) -> Tensor:

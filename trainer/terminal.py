@@ -48,6 +48,8 @@ class Terminal:
     """Shaped reward as used in training."""
     success: float = 0.0
     """Unshaped success."""
+    truncated: bool = False
+    """A limit ended the episode, not the policy or the task."""
     sampled: tuple[tuple[int, int], ...] = ()
     """(version, sampled tokens), one per span."""
     transcript: Transcript | None = None
@@ -103,6 +105,7 @@ def terminal(received: Received[Trajectory], overlong: Overlong | None, *, keep_
         completed=True,
         reward=outcome.reward + soft_overlong(tokens, overlong),
         success=outcome.success,
+        truncated=outcome.truncated,
         sampled=tuple((span.version, span.stop - span.start) for span in spans),
         transcript=transcript if keep_tokens else None,
     )

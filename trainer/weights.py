@@ -12,7 +12,9 @@ import hashlib
 import os
 import secrets
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save
@@ -44,6 +46,26 @@ def load_model(directory: Path, device: str = "cpu") -> torch.nn.Module:
         raise ConfigError(f"cannot load the model in {directory}: {error}") from error
     # Evaluation mode on purpose: with dropout the ratio would compare two different functions.
     return model.to(device).eval()
+
+
+def checkpoint_activations(model: torch.nn.Module) -> None:
+    """Let a model keep no activations of its layers for the way back but compute them again.
+
+    Raises:
+        ConfigError: the model cannot do that.
+    """
+    try:
+        model.activation_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+    except ValueError as error:
+        raise ConfigError(f"activation_checkpointing: this model cannot: {error}") from error
+    # Models do it in training mode alone; dropout stays off as in evaluation mode.
+    model.train()
+    layers: Iterable[Any] = model.modules()
+    for layer in layers:
+        if isinstance(layer, torch.nn.Dropout):
+            layer.p = 0.0
+        elif isinstance(getattr(layer, "attention_dropout", None), float):
+            layer.attention_dropout = 0.0
 
 
 def weight_bytes(model: torch.nn.Module) -> bytes:

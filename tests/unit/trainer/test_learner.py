@@ -228,3 +228,119 @@ def test_a_step_can_be_given_up_between_passes(model):
 
     with pytest.raises(Interrupted):
         learner(model, micro_tokens=1).step(batch(), lambda: next(answers))
+
+
+def test_the_learning_rate_falls_along_a_cosine_to_its_floor(model):
+    """After the rise: the whole rate, half-way between, and the floor for good."""
+    subject = learner(model, warmup=2, decay=4, lr=1.0, lr_floor=0.2)
+    rates = []
+    for subject.optimizer_steps in range(9):
+        rates.append(subject.learning_rate())
+
+    assert rates[:3] == pytest.approx([0.5, 1.0, 1.0])
+    assert rates[4] == pytest.approx(0.6)
+    assert rates[6:] == pytest.approx([0.2] * 3)
+
+
+def test_at_sample_level_a_long_sample_weighs_no_more_than_a_short_one(model):
+    """Both levels agree when all samples are of one length, and differ otherwise."""
+    draw = np.random.default_rng(4)
+
+    def full(length, advantage):
+        found = sequence(draw, advantage, length)
+        count = length - 1
+        return replace(
+            found,
+            positions=np.arange(1, length),
+            rollout=np.full(count, -2.0, dtype=np.float32),
+            temperature=np.ones(count, dtype=np.float32),
+            lag=np.zeros(count, dtype=np.int64),
+            trained=np.ones(count, dtype=np.float32),
+        )
+
+    def norms(*lengths):
+        given = StepBatch(step=1, groups=(tuple(full(n, a) for n, a in zip(lengths, (1.0, -1.0), strict=True)),))
+        settings = {"groups": 1, "minibatches": 1, "epochs": 1}
+        return [learner(model, level=level, **settings).step(given).grad_norm for level in ("token", "sample")]
+
+    alike, unlike = norms(12, 12), norms(6, 20)
+
+    assert alike[0] == pytest.approx(alike[1], rel=1e-4)
+    assert unlike[0] != pytest.approx(unlike[1], rel=1e-2)
+
+
+def test_the_segments_of_a_sample_count_once_at_sample_level(model):
+    """Two halves with half the share each are one sample, not two."""
+    subject = learner(model, level="sample")
+    draw = np.random.default_rng(5)
+    whole = [replace(sequence(draw, 1.0, 8), trained=trained) for trained in (np.ones(1), np.ones(3))]
+    halves = [replace(whole[0], share=0.25), replace(whole[1], share=0.75)]
+
+    assert subject._denominator(halves) == pytest.approx(1.0)
+    assert subject._denominator(whole) == pytest.approx(2.0)
+
+
+def test_the_entropy_term_acts_below_its_floor_alone(model):
+    """Its weight rises from 0 at the floor; a nearly uniform policy has about ln 20 = 3 nats."""
+    above, below = learner(model, entropy_floor=0.5, entropy_weight=0.1), learner(model, entropy_floor=6.0)
+
+    free, held = above.step(batch()), below.step(batch())
+
+    assert free.entropy_weight == 0.0
+    assert held.entropy_weight == pytest.approx(0.01 * (1 - held.entropy / 6.0))
+
+
+def test_the_entropy_term_makes_the_policy_less_sure(model):
+    """With nothing else to gain, entropy grows."""
+    given = batch()
+    flat = replace(given, groups=tuple(tuple(replace(s, advantage=0.0) for s in g) for g in given.groups))
+    subject = learner(model, entropy_floor=100.0, entropy_weight=1.0, lr=1e-3)
+
+    before, after = subject.step(flat).entropy, subject.step(flat).entropy
+
+    assert after > before
+
+
+def test_the_reference_follows_the_policy_when_it_is_reset(model):
+    """Every second step: the KL term begins at 0 again, a restored learner goes on to the same bytes."""
+    subject = learner(model, kl=0.1, ref_reset=2)
+    start = weights(subject)
+    subject.step(batch())
+    assert torch.equal(torch.cat([p.flatten() for p in subject._reference.parameters()]), start)
+
+    subject.step(replace(batch(1), step=2))
+
+    assert torch.equal(torch.cat([p.flatten() for p in subject._reference.parameters()]), weights(subject))
+    assert not subject._optimizer.state
+
+
+def test_a_moved_reference_survives_a_restart(model, tmp_path):
+    """It is part of the checkpoint, since the model directory no longer tells it."""
+    straight = learner(model, kl=0.1, ref_reset=1)
+    straight.step(batch())
+    (tmp_path / "model.safetensors").write_bytes(straight.weights())
+    resumed = learner(model, kl=0.1, ref_reset=1)
+    resumed.restore(tmp_path / "model.safetensors", straight.optimizer_bytes())
+
+    straight.step(replace(batch(1), step=2))
+    resumed.step(replace(batch(1), step=2))
+
+    assert straight.weights() == resumed.weights()
+
+
+def test_activations_that_are_computed_again_give_the_same_gradient(model):
+    """Memory is saved, nothing else changes."""
+    plain, again = learner(model).step(batch()), learner(model, activation_checkpointing=True).step(batch())
+
+    assert again.grad_norm == pytest.approx(plain.grad_norm, rel=1e-5)
+    assert again.loss == pytest.approx(plain.loss, abs=1e-6)
+
+
+def test_bfloat16_is_near_float32(model):
+    """Seven bits of mantissa are enough for the direction; weights stay float32."""
+    subject = learner(model, precision="bfloat16")
+
+    coarse, fine = subject.step(batch()), learner(model).step(batch())
+
+    assert coarse.grad_norm == pytest.approx(fine.grad_norm, rel=0.1)
+    assert {p.dtype for p in subject.model.parameters()} == {torch.float32}

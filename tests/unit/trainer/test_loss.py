@@ -1,20 +1,23 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.loss import LossRules, TokenBatch, clipped_objective, importance_weight, kl_estimate, policy_loss
+from trainer.config import Correction
+from trainer.importance import ImportanceRule, importance_weights
+from trainer.loss import LossRules, TokenBatch, clipped_objective, kl_estimate, policy_loss
 
 
-def batch(logprobs, old, rollout, advantages, mask, reference=None):
+def batch(logprobs, old, rollout, advantages, mask, reference=None, **rule):
     return TokenBatch(
         logprobs=torch.tensor(logprobs, requires_grad=True),
         old=torch.tensor(old),
-        rollout=torch.tensor(rollout),
         advantages=torch.tensor(advantages),
-        mask=torch.tensor(mask),
+        weight=importance_weights(torch.tensor(old), torch.tensor(rollout), torch.tensor(mask), ImportanceRule(**rule)),
+        share=torch.tensor(mask),
         reference=None if reference is None else torch.tensor(reference),
     )
 
@@ -65,21 +68,43 @@ def test_the_dual_clip_bounds_the_loss_of_bad_actions():
     assert found.item() == pytest.approx(-3.0)
 
 
-def test_the_importance_weight_is_truncated_and_detached():
-    """pi_old / pi_rollout of 1/2 stays, of e^2 is cut to 2, and no gradient flows into it."""
-    old = torch.tensor([math.log(0.25), 0.0], requires_grad=True)
-    weight = importance_weight(old, torch.tensor([math.log(0.5), -2.0]), 2.0)
-
-    assert weight.tolist() == pytest.approx([0.5, 2.0])
-    assert not weight.requires_grad
-
-
 def test_the_weight_multiplies_the_loss():
     """A token that the engine was twice as sure of counts half."""
     tokens = batch([math.log(0.25)], [math.log(0.25)], [math.log(0.5)], [1.0], [1.0])
 
     assert policy_loss(tokens, LossRules(), 1.0).loss.item() == pytest.approx(-0.5)
-    assert policy_loss(tokens, LossRules(tis_cap=0.0), 1.0).loss.item() == pytest.approx(-1.0)
+
+
+def test_a_token_of_weight_0_has_no_gradient_but_stays_in_the_denominator():
+    """IcePop leaves out the first token (ratio e^3); the second alone makes half a token's loss."""
+    tokens = batch([0.0, -1.0], [0.0, -1.0], [-3.0, -1.0], [1.0, 1.0], [1.0, 1.0], kind=Correction.ICEPOP)
+
+    parts = policy_loss(tokens, LossRules(), denominator=2.0)
+    parts.loss.backward()
+
+    assert tokens.logprobs.grad.tolist() == pytest.approx([0.0, -0.5])
+    assert parts.distrusted == 1.0
+
+
+def test_shares_say_what_a_token_counts():
+    """A sample of one token and one of three count the same: (1 + (2 + 2 + 5) / 3) / 2 = 2."""
+    tokens = batch([-1.0] * 4, [-1.0] * 4, [-1.0] * 4, [1.0, 2.0, 2.0, 5.0], [1.0, 1 / 3, 1 / 3, 1 / 3])
+
+    assert policy_loss(tokens, LossRules(), denominator=2.0).loss.item() == pytest.approx(-2.0)
+
+
+def test_the_entropy_term_rewards_entropy_with_its_coefficient():
+    """Nothing else is there to gain: -0.1 * (2.0 + 0.0 + masked) / 2."""
+    tokens = replace(
+        batch([-1.0] * 3, [-1.0] * 3, [-1.0] * 3, [0.0] * 3, [1.0, 1.0, 0.0]),
+        entropy=torch.tensor([2.0, 0.0, 9.0], requires_grad=True),
+    )
+
+    parts = policy_loss(tokens, LossRules(entropy=0.1), denominator=2.0)
+    parts.loss.backward()
+
+    assert parts.loss.item() == pytest.approx(-0.1)
+    assert tokens.entropy.grad.tolist() == pytest.approx([-0.05, -0.05, 0.0])
 
 
 def test_the_kl_estimators_are_those_of_schulman():
