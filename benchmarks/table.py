@@ -106,6 +106,17 @@ TABLE: dict[str, Benchmark] = {
             ),
         ),
     ),
+    "step": Benchmark(
+        module="benchmarks.step",
+        work="a trainer step on heavy-tailed lengths, the demo's model",
+        rows=(
+            Row(
+                key="ratio",
+                rival="one padded batch per mini-batch, as TRL does; the same loss to 1e-5 (tokens/s)",
+                at_least=1.5,
+            ),
+        ),
+    ),
     "soak": Benchmark(
         module="benchmarks.soak",
         work="small tasks through all stages: 200,000, with reaper and board; with --quick 8,000, without",

@@ -133,7 +133,7 @@ class Learner:
         if config.activation_checkpointing:
             checkpoint_activations(self.model)
         self._reference = load_model(directory, device).requires_grad_(requires_grad=False) if config.kl else None
-        self._optimizer = torch.optim.AdamW(
+        self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
         )
         self.optimizer_steps = 0
@@ -159,7 +159,7 @@ class Learner:
         start = self._at_start(flat, cancelled)
         rules = self._loss_rules(start.entropy)
         for epoch in range(self._config.epochs):
-            for chosen in self._minibatches(batch, epoch):
+            for chosen in self.minibatches(batch, epoch):
                 self._optimizer_step(flat, chosen, start, rules, sums, cancelled)
         self._reset_reference(batch.step)
         return self._metrics(flat, start, rules, sums)
@@ -177,7 +177,7 @@ class Learner:
             entropy=config.entropy_weight * below,
         )
 
-    def _minibatches(self, batch: StepBatch, epoch: int) -> list[list[int]]:
+    def minibatches(self, batch: StepBatch, epoch: int) -> list[list[int]]:
         """Return the sequence indices of each mini-batch: whole groups, shuffled by (seed, step, epoch)."""
         order = np.random.default_rng([abs(self._seed), batch.step, epoch]).permutation(len(batch.groups))
         ends = np.cumsum([len(group) for group in batch.groups])
@@ -224,7 +224,7 @@ class Learner:
         denominator = self._denominator([flat[i] for i in chosen])
         if not denominator:
             return
-        self._optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         loss = 0.0
         for micro in micro_batches(flat, self._config.micro_tokens, chosen, device=self._device):
             _check(cancelled)
@@ -234,9 +234,9 @@ class Learner:
             sums.add(parts)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.clip_norm)
         sums.learning_rate = self.learning_rate()
-        for group in self._optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = sums.learning_rate
-        self._optimizer.step()
+        self.optimizer.step()
         self.optimizer_steps += 1
         sums.losses.append(loss)
         sums.norms.append(float(norm))
@@ -279,7 +279,7 @@ class Learner:
             return
         self._reference.load_state_dict(self.model.state_dict())
         self._reference_moved = True
-        self._optimizer.state.clear()
+        self.optimizer.state.clear()
 
     def _metrics(self, flat: Sequence[TokenSequence], start: _AtStart, rules: LossRules, sums: _Sums) -> StepMetrics:
         lags = np.concatenate([s.lag for s in flat]) if flat else np.zeros(0)
@@ -312,7 +312,7 @@ class Learner:
     def optimizer_bytes(self) -> bytes:
         """Return everything but the weights that the next step depends on."""
         state: dict[str, Any] = {
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "optimizer_steps": self.optimizer_steps,
             "torch_random": torch.get_rng_state(),
         }
@@ -326,7 +326,7 @@ class Learner:
         """Go on from a checkpoint."""
         load_weights(self.model, weights)
         state: dict[str, Any] = torch.load(io.BytesIO(optimizer), map_location="cpu", weights_only=True)
-        self._optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(state["optimizer"])
         self.optimizer_steps = int(state["optimizer_steps"])
         torch.set_rng_state(state["torch_random"])
         if self._reference is not None and "reference" in state:

@@ -311,7 +311,7 @@ def test_the_reference_follows_the_policy_when_it_is_reset(model):
     subject.step(replace(batch(1), step=2))
 
     assert torch.equal(torch.cat([p.flatten() for p in subject._reference.parameters()]), weights(subject))
-    assert not subject._optimizer.state
+    assert not subject.optimizer.state
 
 
 def test_a_moved_reference_survives_a_restart(model, tmp_path):
