@@ -83,7 +83,7 @@ class Plan:
     """Side -> messages that count in a round."""
 
 
-QUICK = Plan(rounds=5, messages={"ours": 4500, "no_events": 4500, "bare": 9000, "faust": 3000})
+QUICK = Plan(rounds=5, messages={"ours": 3000, "no_events": 3000, "bare": 6000, "faust": 2000})
 FULL = Plan(rounds=7, messages={"ours": 10_000, "no_events": 10_000, "bare": 30_000, "faust": 5_000})
 
 

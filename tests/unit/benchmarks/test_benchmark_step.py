@@ -15,7 +15,7 @@ def test_both_sides_make_the_same_step(work):
 
     assert ours == pytest.approx(rival, abs=LOSS_TOLERANCE)
     pairs = zip(work.sides["ours"].model.parameters(), work.sides["rival"].model.parameters(), strict=True)
-    assert max(float((a - b).abs().max()) for a, b in pairs) < 1e-3
+    assert max(float((a - b).detach().abs().max()) for a, b in pairs) < 1e-3
 
 
 async def test_a_round_begins_where_the_last_one_began(work):
