@@ -106,6 +106,18 @@ TABLE: dict[str, Benchmark] = {
             ),
         ),
     ),
+    "replenish": Benchmark(
+        module="benchmarks.replenish",
+        work="groups to train on, heavy-tailed episodes, half of the groups without variance; through the three stages",
+        rows=(
+            Row(
+                key="ratio",
+                rival="synchronous dynamic sampling as in DAPO: sample, filter, sample again (kept groups/s)",
+                at_least=1.8,
+            ),
+            Row(key="detail.larger_batches.ratio", rival="the same with generation batches three times as large"),
+        ),
+    ),
     "step": Benchmark(
         module="benchmarks.step",
         work="a trainer step on heavy-tailed lengths, the demo's model",
