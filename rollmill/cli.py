@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "show": ("show", "Show one sample, turn by turn or token by token."),
     "dead": ("dead", "See what was given up, and do it again: list, show, redrive."),
     "replay": ("replay", "Replay a run from its topics and compare."),
+    "diff": ("diff", "Find the first step in which two runs differ, and why."),
     "check": ("check", "Prove where every sample of a run went."),
     "sql": ("sql", "Ask ClickHouse."),
     "keep": ("keep", "Keep the large values of a run from collection."),
