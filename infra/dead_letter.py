@@ -1,8 +1,9 @@
 """Dead letters: records that were given up, kept in `dead` with their original bytes and headers and the reason.
 
-Two kinds of records come here. Poison, which nobody can read or pass on, comes at once: the same bytes would be as
+Three kinds of records come here. Poison, which nobody can read or pass on, comes at once: the same bytes would be as
 unreadable again, and no sample is known that a terminal record could end. A record whose sample ended as failed comes
-with its terminal record, so that its work can be repeated once the cause is mended (`rollmill dead redrive`).
+with its terminal record, so that its work can be repeated once the cause is mended (`rollmill dead redrive`). A
+terminal record of another task than the one that has its id ends no sample, and comes so that a person hears of it.
 
 The stream behind a record goes on, so burying must not fail on what it buries: a value too large to carry its new
 headers is cut, with its size in `x-cut-from`; one that is null becomes empty, since a log takes no record that has
@@ -38,6 +39,9 @@ CRASHED = "crashed"
 
 NOT_STORED = "not_stored"
 """Kind of a record that the sink cannot store; the stages dealt with it all the same."""
+
+CONFLICT = "conflict"
+"""Kind of a terminal record that speaks of another task than the one that has its id; the sink writes these alone."""
 
 
 TOPICS: Mapping[str, Topic[Message]] = {topic.name: topic for topic in TABLE}

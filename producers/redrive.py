@@ -20,7 +20,7 @@ import msgspec
 from infra.bus import Bus
 from infra.clock import Clock
 from infra.control import ControlView
-from infra.dead_letter import NOT_STORED, DeadLetter
+from infra.dead_letter import CONFLICT, NOT_STORED, DeadLetter
 from infra.errors import RollmillError
 from infra.wire import Publisher, task_of
 from producers.publish import publish_tasks
@@ -128,6 +128,8 @@ async def work_of(letter: DeadLetter) -> Task:
     """
     if letter.death.kind == NOT_STORED:
         raise NotRedrivable("the sink could not store it; the stages dealt with it, so there is nothing to do again")
+    if letter.death.kind == CONFLICT:
+        raise NotRedrivable("its id belongs to another task: publish its task again under an id of its own")
     try:
         message = await letter.message()
     except DecodeError as error:

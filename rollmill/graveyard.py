@@ -28,7 +28,7 @@ class Wanted:
     run: str = ""
     """About a sample of this run."""
     kind: str = ""
-    """Given up for this: a failure's kind, or `poison`, `too_large`, `not_stored`."""
+    """Given up for this: a failure's kind, or `poison`, `too_large`, `crashed`, `not_stored`, `conflict`."""
     since_ms: int = 0
     """Buried at this time or later, milliseconds since the epoch."""
 

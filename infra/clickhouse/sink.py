@@ -7,7 +7,8 @@ or inserts what its successor inserts under the same token.
 
 Polling goes on while an insert runs or ClickHouse is away, so the group does not rebalance; a full buffer stops the
 intake, not the polling. The lag of group GROUP is then what shows it. Nothing is dropped: what cannot be read goes to
-`dead` at once and the rest of the stream goes on. This file does not know what the rows mean.
+`dead` at once and the rest of the stream goes on; a terminal record of another task than the one that has its id is
+stored, and told of in `dead` as well (`conflicts.py`). This file does not know what the rows mean.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from infra.bus import Bus, Committed, Consumer, Listener, Record, TopicPartition
 from infra.claims import carried_bytes
 from infra.clickhouse import schema
 from infra.clickhouse.client import FAILURES, Address, StoreError, connect, explained
+from infra.clickhouse.conflicts import ConflictLetters
 from infra.clickhouse.ranges import PartitionBuffer, Range, Want
 from infra.clickhouse.rows import TABLES, Row, RowError, Rows
 from infra.clickhouse.streams import STREAMS, Stream
@@ -110,6 +112,7 @@ class Sink:
         self._streams = {stream.topic.name: stream for stream in streams}
         self._max_range_rows = max_range_rows
         self._buffers: dict[TopicPartition, PartitionBuffer] = {}
+        self._conflicts = ConflictLetters(bus, clock, GROUP)
         self._client: AsyncClient | None = None
         self._stopping = asyncio.Event()
         self.progress = Progress()
@@ -237,6 +240,7 @@ class Sink:
         await _all(store(due) for due in ranges)
         # A partition that was lost meanwhile belongs to a member that inserts the same range; its commit is theirs.
         kept = [due for due in ranges if self._buffers.get(due.tp) is owners[due.tp]]
+        await self._patiently(partial(self._tell_conflicts, kept), give_up=False)
         await self._patiently(partial(self._record_positions, kept), give_up=False)
         if await self._commit(consumer, {due.tp: due.done for due in kept}):
             self._finish(kept)
@@ -310,6 +314,7 @@ class Sink:
         """Forget what is not stored: whoever owns the partition next reads it again."""
         for tp in partitions:
             self._buffers.pop(tp, None)
+        self._conflicts.forget(partitions)
 
     async def _open(self) -> None:
         await schema.apply(self._address)
@@ -338,6 +343,11 @@ class Sink:
             )
         except FAILURES as error:
             raise explained(error, f"inserting {len(rows)} rows of {due.tp} {due.first}-{due.last}") from error
+
+    async def _tell_conflicts(self, ranges: list[Range]) -> None:
+        assert self._client is not None, "run() connects before it joins the group"
+        for due in ranges:
+            self.progress.buried += await self._conflicts.write(self._client, due)
 
     async def _record_positions(self, ranges: list[Range]) -> None:
         if not ranges:

@@ -15,15 +15,18 @@ from infra.clickhouse.rows import TABLES
 from infra.clickhouse.sink import Sink
 from infra.clickhouse.streams import STREAMS
 from infra.clock import SystemClock
+from infra.dead_letter import DeadLetter
 from infra.errors import ConfigError
 from infra.kafka import KafkaBus, KafkaLimits
 from infra.wire import Publisher
 from schemas import topics
 from schemas.messages import Trajectory
+from schemas.outcome import Completed
 from schemas.telemetry import EventKind, MetricPoint, Metrics, StageEvent, StageEvents
 from schemas.topics import EVENTS, METRICS, TASKS, TRAJECTORIES
 from tests.golden.samples import NOW_MS, SAMPLES, TASK
 from tests.integration.clickhouse.helpers import rows_of, running_sink, until_stored
+from tests.logs import read_all
 
 pytestmark = pytest.mark.integration
 
@@ -100,6 +103,44 @@ async def test_the_first_record_of_a_sample_is_the_accepted_one(bus, address):
         await until_stored(bus, "trajectories")
     assert await rows_of(address, "SELECT sample, kafka_offset FROM accepted ORDER BY sample") == [(3, 0), (4, 3)]
     assert await rows_of(address, "SELECT sample, kafka_offset FROM conflicts") == [(4, 1)]
+
+
+def outcome_of(task):
+    """Return a terminal record of a task."""
+    done = next(one for one in SAMPLES.values() if isinstance(one, Trajectory) and isinstance(one.outcome, Completed))
+    return msgspec.structs.replace(done, task=task)
+
+
+async def test_a_record_of_another_task_becomes_a_dead_letter(bus, address):
+    """Once, also when its range is stored again; the names in it may be anything."""
+    publisher = Publisher(bus, SystemClock(), "test")
+    odd = msgspec.structs.replace(TASK, group='it\'s \\ \t ["odd"], é')
+    for task in (TASK, odd):
+        for digest, sample in ((task.payload_digest, 0), ("another", 1), ("another", 1)):
+            changed = msgspec.structs.replace(task, payload_digest=digest, sample=sample)
+            await publisher.publish(TRAJECTORIES, outcome_of(changed), partition=5)
+    async with running_sink(bus, address) as first:
+        await until_stored(bus, "trajectories")
+    part = TopicPartition("trajectories", 5)
+    member = await bus.join(["trajectories"], "sink")
+    await member.commit({part: Committed(0, "rm1:5")})
+    await member.close()
+    later = msgspec.structs.replace(TASK, payload_digest="a third", sample=2)
+    await publisher.publish(TRAJECTORIES, outcome_of(later), partition=5)
+    async with running_sink(bus, address) as second:
+        for topic in ("trajectories", "dead"):
+            await until_stored(bus, topic)
+
+    assert (4, 1) == (first.progress.buried, second.progress.buried)
+    found = [DeadLetter(record, bus) for record in await read_all(bus, topics.DEAD)]
+    assert [1, 2, 4, 5, 6] == [letter.original.offset for letter in found]
+    assert {("conflict", "sink", part)} == {
+        (letter.death.kind, letter.death.stage, letter.original.tp) for letter in found
+    }
+    assert outcome_of(later) == await found[-1].message()
+    assert all(digest in found[-1].death.cause for digest in (TASK.payload_digest, "a third", "at offset 0"))
+    view = await rows_of(address, "SELECT kafka_offset FROM conflicts ORDER BY kafka_offset")
+    assert [(1,), (2,), (4,), (5,), (6,)] == view
 
 
 async def test_poison_goes_to_dead_and_the_stream_goes_on(bus, address):
