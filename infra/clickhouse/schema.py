@@ -1,7 +1,8 @@
 """Creates the tables and records which version of them a database holds.
 
-Applying is idempotent. The version only rises: a program refuses a database that a newer one has written, and a
-database without a record is new. The statements are in `schema.sql`.
+Applying is idempotent, and brings a database of any earlier version up to date. The version only rises: a program
+refuses a database that a newer one has written, and a database without a record is new. The statements are in
+`schema.sql`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from infra.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 """Version of `schema.sql`; raise it with every change to the tables."""
 
 _FILE = Path(__file__).with_name("schema.sql")

@@ -1,5 +1,9 @@
 -- The tables. One statement after another, each ending in a semicolon at the end of a line; `schema.py` applies them.
 --
+-- A table that is there already is brought up to date behind its CREATE, by statements that change nothing the second
+-- time (ADD COLUMN IF NOT EXISTS, with a default that is right for old rows). They stay for ever and are never undone:
+-- a database of any earlier version becomes one of this version by applying the file.
+--
 -- All data tables are plain MergeTree: every record of the log is a row (or several), none is ever replaced, and views
 -- say which ones count. `kafka_topic`, `kafka_partition` and `kafka_offset` name the record a row came from.
 --
@@ -191,6 +195,7 @@ CREATE TABLE IF NOT EXISTS dead (
     source_partition UInt32,
     source_offset UInt64,
     stage LowCardinality(String),
+    kind LowCardinality(String) DEFAULT headers['x-kind'],   -- what it died of: a failure's kind, poison, conflict ...
     cause String CODEC(ZSTD(1)),
     subject String,                            -- run/group/sample, when the headers say so
     key String,
@@ -202,6 +207,9 @@ CREATE TABLE IF NOT EXISTS dead (
     kafka_offset UInt64
 ) ENGINE = MergeTree ORDER BY (source_topic, source_partition, source_offset)
 SETTINGS non_replicated_deduplication_window = 10000;
+
+-- Since version 2. Rows that are there already answer with what their headers say.
+ALTER TABLE dead ADD COLUMN IF NOT EXISTS kind LowCardinality(String) DEFAULT headers['x-kind'] AFTER stage;
 
 -- How far the sink is: rows of all offsets below `position` are stored. Read max(position).
 CREATE TABLE IF NOT EXISTS positions (

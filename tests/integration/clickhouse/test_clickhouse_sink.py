@@ -11,7 +11,7 @@ import pytest
 from infra.bus import Committed, TopicPartition
 from infra.clickhouse import schema
 from infra.clickhouse.client import Address, StoreError, connect
-from infra.clickhouse.rows import TABLES
+from infra.clickhouse.rows import DEAD, TABLES
 from infra.clickhouse.sink import Sink
 from infra.clickhouse.streams import STREAMS
 from infra.clock import SystemClock
@@ -39,6 +39,27 @@ COUNTS = (
 )
 
 
+DEAD_1 = """
+CREATE TABLE dead (
+    source_topic LowCardinality(String),
+    source_partition UInt32,
+    source_offset UInt64,
+    stage LowCardinality(String),
+    cause String CODEC(ZSTD(1)),
+    subject String,
+    key String,
+    value String CODEC(ZSTD(1)),
+    headers Map(String, String),
+    published_at DateTime64(3),
+    kafka_topic LowCardinality(String),
+    kafka_partition UInt32,
+    kafka_offset UInt64
+) ENGINE = MergeTree ORDER BY (source_topic, source_partition, source_offset)
+SETTINGS non_replicated_deduplication_window = 10000
+"""
+"""The table `dead` as version 1 of the schema made it."""
+
+
 async def publish_metrics(bus, count, *, run="r"):
     """Publish records of POINTS points each, spread over the partitions."""
     points = tuple(MetricPoint(name=f"m{n}", value=n, at_ms=NOW_MS + n) for n in range(POINTS))
@@ -56,6 +77,30 @@ async def test_the_schema_is_applied_twice_without_harm(address):
         where = "database = currentDatabase() AND table = {t:String}"
         sql = f"SELECT name, type FROM system.columns WHERE {where} ORDER BY position"
         assert list(table.columns.items()) == await rows_of(address, sql, t=table.name)
+
+
+async def test_a_database_of_version_1_becomes_one_of_today(address):
+    """Its letters stay and say what they died of, as far as their headers do; a second time changes nothing."""
+    await schema.apply(address)
+    await rows_of(address, "DROP TABLE dead SYNC")
+    await rows_of(address, DEAD_1)
+    await rows_of(address, "TRUNCATE TABLE schema_version")
+    await rows_of(address, "INSERT INTO schema_version (version) VALUES (1)")
+    old = "INSERT INTO dead (stage, source_offset, headers) VALUES"
+    await rows_of(address, f"{old} ('run', 1, map('x-kind', 'engine')), ('sink', 2, map())")
+    for _ in range(2):
+        await schema.apply(address)
+    await rows_of(address, "INSERT INTO dead (stage, kind, source_offset) VALUES ('sink', 'conflict', 3)")
+    found = await rows_of(address, "SELECT stage, kind FROM dead ORDER BY source_offset")
+    versions = await rows_of(address, "SELECT version FROM schema_version ORDER BY version")
+    columns = await rows_of(
+        address,
+        "SELECT name FROM system.columns WHERE database = currentDatabase() AND table = 'dead' ORDER BY position",
+    )
+
+    assert [("run", "engine"), ("sink", ""), ("sink", "conflict")] == found
+    assert [(1,), (schema.VERSION,)] == versions
+    assert list(DEAD.columns) == [name for (name,) in columns]
 
 
 async def test_a_newer_schema_is_refused(address):
@@ -139,6 +184,8 @@ async def test_a_record_of_another_task_becomes_a_dead_letter(bus, address):
     }
     assert outcome_of(later) == await found[-1].message()
     assert all(digest in found[-1].death.cause for digest in (TASK.payload_digest, "a third", "at offset 0"))
+    kinds = "SELECT kind, count() FROM dead GROUP BY kind"
+    assert [("conflict", 5)] == await rows_of(address, kinds)
     view = await rows_of(address, "SELECT kafka_offset FROM conflicts ORDER BY kafka_offset")
     assert [(1,), (2,), (4,), (5,), (6,)] == view
 
@@ -160,8 +207,8 @@ async def test_poison_goes_to_dead_and_the_stream_goes_on(bus, address):
             await until_stored(bus, topic)
     assert sink.progress.buried == 2
     assert await rows_of(address, COUNTS) == [(8 * POINTS, 8 * POINTS, 8)]
-    found = await rows_of(address, "SELECT source_topic, stage, cause FROM dead ORDER BY source_topic")
-    assert [row[:2] for row in found] == [("events", "sink"), ("metrics", "sink")]
+    found = await rows_of(address, "SELECT source_topic, kind, cause FROM dead ORDER BY source_topic")
+    assert [row[:2] for row in found] == [("events", "not_stored"), ("metrics", "poison")]
     assert "-1" in found[0][2]
     assert "not msgpack" in found[1][2]
 

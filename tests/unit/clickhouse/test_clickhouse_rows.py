@@ -105,22 +105,24 @@ def test_a_number_out_of_range_is_a_row_error(name, value):
 
 def test_a_dead_letter_keeps_its_bytes_and_says_where_it_came_from():
     """The row is made of headers alone: the value need not be readable."""
-    headers = (("x-orig-topic", b"tasks"), ("x-orig-offset", b"12"), ("x-cause", b"not msgpack"), ("odd", b"\xff"))
+    place = (("x-orig-topic", b"tasks"), ("x-orig-offset", b"12"))
+    headers = (*place, ("x-kind", b"poison"), ("x-cause", b"not msgpack"), ("odd", b"\xff"))
     record = Record("dead", 3, 9, NOW_MS, b"k", b"\x00\xff", headers)
     (row,) = as_dicts(rows.dead_rows(record), rows.DEAD)
     assert (
         row["source_topic"],
         row["source_offset"],
+        row["kind"],
         row["cause"],
         row["value"],
-    ) == ("tasks", 12, "not msgpack", b"\x00\xff")
+    ) == ("tasks", 12, "poison", "not msgpack", b"\x00\xff")
 
 
 def test_a_foreign_dead_letter_is_stored_too():
     """Headers may be missing or nonsense."""
     record = Record("dead", 0, 0, NOW_MS, None, None, (("x-orig-offset", b"-1"),))
     (row,) = as_dicts(rows.dead_rows(record), rows.DEAD)
-    assert (row["value"], row["source_offset"]) == (b"", 0)
+    assert (row["value"], row["kind"], row["source_offset"]) == (b"", "", 0)
 
 
 def test_the_streams_are_the_topics_that_the_table_gives_to_the_sink():
