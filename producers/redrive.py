@@ -3,8 +3,9 @@
 A decided group is never reopened: the first terminal record of a sample stays its outcome. So the task of a dead
 letter becomes a group of its own, complete with all its siblings, one visit later, that names the old one in
 `redrive_of`. Its id is derived from the old group, so several dead siblings make one new group, and redriving twice
-publishes the same samples again, which the arbiter absorbs. The seed stays: it is the same work. A redriven task has
-no admission number, like those of foreign producers: no trainer waits for it, and it takes nobody's place.
+makes the same one: the second time it is found in the log (`redriven.py`) and left alone, unless it is asked for; then
+the arbiter absorbs what is there twice. The seed stays: it is the same work. A redriven task has no admission number,
+like those of foreign producers: no trainer waits for it, and it takes nobody's place.
 
 Not everything can be redriven: bytes that still are no message, a value that was cut, a task that would end the same
 way. Each such letter is refused with its reason, and the rest goes on. This file does not know how letters are chosen.
@@ -12,18 +13,20 @@ way. Each such letter is refused with its reason, and the rest goes on. This fil
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
 from infra.bus import Bus
+from infra.claims import carried_bytes
 from infra.clock import Clock
 from infra.control import ControlView
 from infra.dead_letter import CONFLICT, NOT_STORED, DeadLetter
 from infra.errors import RollmillError
 from infra.wire import Publisher, task_of
 from producers.publish import publish_tasks
+from producers.redriven import Sought, published
 from schemas.codec import DecodeError
 from schemas.control import RunManifest
 from schemas.identity import group_id
@@ -35,6 +38,12 @@ MAX_SIBLINGS = 1024
 
 MAX_REFUSALS = 100
 """Most refusals kept with their reason; the others are counted."""
+
+BATCH_BYTES = 64 * 1024 * 1024
+"""Letters whose groups are looked for in the log together, in bytes."""
+
+TASK_BYTES = 1_000
+"""What a task takes in memory beside the bytes of its letter, roughly."""
 
 START_WITHIN_S = 86_400.0
 """A task of a run without a manifest, whose own time had run out, may start for so long, seconds."""
@@ -65,12 +74,47 @@ class Report:
 
     groups: dict[str, Redriven] = field(default_factory=dict)
     """New group -> what it was made of, in order."""
+    before: dict[str, Redriven] = field(default_factory=dict)
+    """The same of groups that were in the log already, and were left alone."""
     letters: int = 0
     """Letters that were redriven; several may share a group."""
+    letters_before: int = 0
+    """Letters whose group was left alone."""
     refused: int = 0
     """Letters that were not."""
     refusals: list[tuple[str, str]] = field(default_factory=list)
     """(letter, reason) of the first ones that were not."""
+
+    def refuse(self, letter: DeadLetter, error: NotRedrivable) -> None:
+        """Note a letter that is not redriven."""
+        self.refused += 1
+        if len(self.refusals) < MAX_REFUSALS:
+            self.refusals.append((letter.id, str(error)))
+
+
+@dataclass
+class _Work:
+    """A group to publish, and what asked for it."""
+
+    tasks: list[Task]
+    letter: DeadLetter
+    letters: int = 1
+
+    @property
+    def sought(self) -> Sought:
+        task = self.tasks[0]
+        return Sought(run=task.run, group=task.group, samples=task.samples, died_ms=self.letter.died_ms)
+
+    @property
+    def told(self) -> Redriven:
+        task = self.tasks[0]
+        return Redriven(
+            run=task.run,
+            group=task.group,
+            redrive_of=task.redrive_of or "",
+            samples=task.samples,
+            letter=self.letter.id,
+        )
 
 
 class Redrive:
@@ -81,26 +125,51 @@ class Redrive:
         self._clock = clock
         self._publisher = Publisher(bus, clock, "redrive")
 
-    async def run(self, letters: AsyncIterator[DeadLetter]) -> Report:
-        """Redrive letters, one after the other."""
+    async def run(self, letters: AsyncIterator[DeadLetter], *, again: bool = False) -> Report:
+        """Redrive letters.
+
+        Args:
+            letters: what is to be done again.
+            again: publish also what an earlier redrive has published.
+        """
         manifests, report = await self._manifests(), Report()
+        batch: dict[str, _Work] = {}
+        size = 0
         async for letter in letters:
             try:
                 task = await work_of(letter)
                 tasks = siblings(task, start_by_ms=self._start_by_ms(letter, task, manifests.get(task.run)))
             except NotRedrivable as error:
-                report.refused += 1
-                if len(report.refusals) < MAX_REFUSALS:
-                    report.refusals.append((letter.id, str(error)))
+                report.refuse(letter, error)
                 continue
-            report.letters += 1
             group = tasks[0].group
-            if group not in report.groups:
-                await publish_tasks(self._publisher, tasks)
-                report.groups[group] = Redriven(
-                    run=task.run, group=group, redrive_of=task.group, samples=task.samples, letter=letter.id
-                )
+            if group in report.groups:
+                report.letters += 1
+            elif group in report.before:
+                report.letters_before += 1
+            elif group in batch:
+                batch[group].letters += 1
+            else:
+                batch[group] = _Work(tasks, letter)
+                size += carried_bytes(letter.record) + len(tasks) * TASK_BYTES
+            if size >= BATCH_BYTES:
+                await self._publish(batch, report, again=again)
+                batch, size = {}, 0
+        await self._publish(batch, report, again=again)
         return report
+
+    async def _publish(self, batch: Mapping[str, _Work], report: Report, *, again: bool) -> None:
+        """Publish the groups of a batch that are not in the log yet."""
+        sought = [] if again else [work.sought for work in batch.values()]
+        there = await published(self._bus, self._clock, sought) if sought else frozenset()
+        for group, work in batch.items():
+            if group in there:
+                report.before[group] = work.told
+                report.letters_before += work.letters
+            else:
+                await publish_tasks(self._publisher, work.tasks)
+                report.groups[group] = work.told
+                report.letters += work.letters
 
     async def _manifests(self) -> dict[str, RunManifest]:
         view = ControlView(self._bus, self._clock)

@@ -102,7 +102,7 @@ TASKS: Topic[Task] = Topic(
     partitions=STAGE_PARTITIONS,
     spread=Spread.ROUND_ROBIN,
     producers=("producer", "feeder", "redrive"),
-    consumers=("init", "reaper", "sink", "cancel"),
+    consumers=("init", "reaper", "sink", "cancel", "redrive"),
     retention_ms=STAGE_MS,
 )
 INIT_RETRY_5S: Topic[Task] = Topic(
@@ -189,7 +189,7 @@ TRAJECTORIES: Topic[Trajectory] = Topic(
     partitions=8,
     spread=Spread.RUN,
     producers=("init", "run", "eval", "reaper"),
-    consumers=("trainer", "reaper", "sink", "replay", "producer", "cancel"),
+    consumers=("trainer", "reaper", "sink", "replay", "producer", "cancel", "redrive"),
     retention_ms=LONG_MS,
 )
 DECISIONS: Topic[Decision] = Topic(

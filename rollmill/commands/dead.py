@@ -135,33 +135,41 @@ def _show_letter(result: dict[str, Any]) -> None:
 @command.command("redrive")
 @click.option("--all", "everything", is_flag=True, help="Every letter that the other options choose.")
 @click.option("--id", "ids", multiple=True, metavar="ID", help="This letter, PARTITION:OFFSET; may be repeated.")
+@click.option(
+    "--again",
+    is_flag=True,
+    help="Also groups that an earlier redrive published; only samples without an outcome gain by it.",
+)
 @filters
 @output.json_option
 @output.config_options
-def redrive(everything: bool, ids: tuple[str, ...], as_json: bool, config: Config, **chosen: Any) -> None:
+def redrive(everything: bool, ids: tuple[str, ...], again: bool, as_json: bool, config: Config, **chosen: Any) -> None:
     """Publish the tasks of dead letters again, each as a new group.
 
-    A group that several letters speak of is published once. A letter that holds no task is named, and the rest goes on.
+    A group that several letters speak of is published once, and one that an earlier redrive published is left alone. A
+    letter that holds no task is named, and the rest goes on.
     """
     if everything == bool(ids):
         raise click.UsageError(
             "say either --all or which letters: --id PARTITION:OFFSET, as `rollmill dead list` shows"
         )
-    result = output.run(_redrive(config, ids, Wanted(**chosen)))
+    result = output.run(_redrive(config, ids, Wanted(**chosen), again=again))
     output.print_result(result, as_json, _show_redriven)
-    if result["refused"] and (ids or not result["groups"]):
+    if result["refused"] and (ids or not (result["groups"] or result["before"])):
         raise SystemExit(1)
 
 
-async def _redrive(config: Config, ids: tuple[str, ...], wanted: Wanted) -> dict[str, Any]:
+async def _redrive(config: Config, ids: tuple[str, ...], wanted: Wanted, *, again: bool) -> dict[str, Any]:
     clock = SystemClock()
     async with connected(config.bus, client="redrive") as bus:
         chosen = _named(bus, ids, wanted) if ids else letters(bus, clock, wanted)
-        report = await Redrive(bus, clock).run(chosen)
+        report = await Redrive(bus, clock).run(chosen, again=again)
     return {
         "groups": [msgspec.to_builtins(group) for group in report.groups.values()],
         "tasks": sum(group.samples for group in report.groups.values()),
         "letters": report.letters,
+        "before": [msgspec.to_builtins(group) for group in report.before.values()],
+        "letters_before": report.letters_before,
         "refused": report.refused,
         "refusals": [{"id": name, "reason": reason} for name, reason in report.refusals],
     }
@@ -184,6 +192,12 @@ def _show_redriven(result: dict[str, Any]) -> None:
     rows = [[_safe(group[column]) for column in columns] for group in result["groups"]]
     output.print_table("groups published again", columns, rows)
     output.console.print(f"{result['tasks']} tasks of {len(rows)} groups, from {result['letters']} dead letters")
+    if result["before"]:
+        output.console.print(
+            f"{len(result['before'])} groups, of {result['letters_before']} dead letters, were published by an earlier "
+            f"redrive and are left alone, such as {_safe(result['before'][0]['group'])} for "
+            f"{_safe(result['before'][0]['redrive_of'])}; --again publishes them once more"
+        )
     for refusal in result["refusals"]:
         output.errors.print(f"[yellow]not redriven:[/] {refusal['id']}: {_safe(refusal['reason'])}")
     if (unnamed := result["refused"] - len(result["refusals"])) > 0:

@@ -48,6 +48,7 @@ async def test_what_died_is_listed_and_done_again(kafka):
 
         listed = {line["id"]: line for line in dead(kafka, "list")["letters"]}
         redriven = dead(kafka, "redrive", "--all")
+        second = dead(kafka, "redrive", "--all")
         found = [(await unpack(TASKS, record)).message for record in await read_all(bus, TASKS)]
     finally:
         await bus.close()
@@ -55,4 +56,5 @@ async def test_what_died_is_listed_and_done_again(kafka):
     assert {"3:0": "engine", "9:0": "poison"} == {name: line["kind"] for name, line in listed.items()}
     assert ("test/g0/1", "") == (listed["3:0"]["sample"], listed["9:0"]["sample"])
     assert (2, 1, ["9:0"]) == (redriven["tasks"], redriven["letters"], [one["id"] for one in redriven["refusals"]])
+    assert ([], redriven["groups"]) == (second["groups"], second["before"])
     assert {("g0", 0), ("g0", 1)} == {(task.redrive_of, task.sample) for task in found}

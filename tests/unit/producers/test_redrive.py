@@ -6,16 +6,19 @@ import msgspec
 import pytest
 from hypothesis import example, given
 
-from infra.bus import Record
+from infra.bus import Record, TopicPartition
 from infra.dead_letter import NOT_STORED, DeadLetter, Death, bury
 from infra.wire import Publisher, pack, unpack
+from producers import redrive
+from producers.publish import publish_tasks
 from producers.redrive import MAX_REFUSALS, MAX_SIBLINGS, NotRedrivable, Redrive, siblings, work_of
 from schemas import codec
 from schemas.control import RunManifest
 from schemas.identity import group_id
 from schemas.limits import RECORD_BYTES
-from schemas.messages import MAX_TIME_MS, Episode, Task
-from schemas.topics import CONTROL, DEAD, EPISODES, TASKS
+from schemas.messages import MAX_TIME_MS, Episode, Task, Trajectory
+from schemas.outcome import Expired
+from schemas.topics import CONTROL, DEAD, EPISODES, STAGE_MS, TASKS, TRAJECTORIES
 from tests.golden.samples import SAMPLES
 from tests.logs import make_task, read_all
 from tests.strategies import structs
@@ -33,8 +36,8 @@ async def letters(bus):
         yield DeadLetter(record)
 
 
-async def redriven(bus):
-    return await Redrive(bus, bus.clock).run(letters(bus))
+async def redriven(bus, *, again=False):
+    return await Redrive(bus, bus.clock).run(letters(bus), again=again)
 
 
 async def tasks(bus):
@@ -84,13 +87,67 @@ async def test_dead_siblings_are_redriven_as_one_group_and_only_once(bus):
     assert (3, 1, 4) == (report.letters, len(report.groups), len(await tasks(bus)))
 
 
-async def test_redriving_twice_is_the_same_group_again(bus):
+async def test_a_second_redrive_finds_the_first_one_and_leaves_it_alone(bus):
+    """It says so, and does what is new."""
+    await buried(bus, codec.encode(make_task(samples=2)))
+    await buried(bus, codec.encode(make_task(sample=1, samples=2)), offset=1)
+    first = await redriven(bus)
+    await buried(bus, codec.encode(make_task(group="g1")), offset=2)
+    second = await redriven(bus)
+
+    assert (first.groups, 2, 1) == (second.before, second.letters_before, second.letters)
+    assert ({}, 0, 3) == (first.before, first.letters_before, len(await tasks(bus)))
+    assert ["g1"] == [group.redrive_of for group in second.groups.values()]
+
+
+async def test_what_is_asked_for_again_is_the_same_group_again(bus):
     """Its samples have one outcome each, whatever the second time costs."""
     await buried(bus, codec.encode(make_task(samples=2)))
+    first, second = await redriven(bus), await redriven(bus, again=True)
+
+    assert (list(first.groups), {}) == (list(second.groups), second.before)
+    assert (2, 4) == (len({task.id for task in await tasks(bus)}), len(await tasks(bus)))
+
+
+async def test_what_a_killed_redrive_left_half_published_is_completed(bus):
+    """A group counts once all of its siblings are there."""
+    task = make_task(samples=3)
+    await buried(bus, codec.encode(task))
+    await publish_tasks(Publisher(bus, bus.clock, "redrive"), siblings(task, start_by_ms=1)[:2])
+    report = await redriven(bus)
+
+    assert (1, {}) == (report.letters, report.before)
+    assert {0, 1, 2} == {one.sample for one in await tasks(bus)}
+
+
+async def test_a_redrive_whose_tasks_have_left_the_log_is_known_by_its_outcomes(bus):
+    """They are kept as long as letters are; of two siblings that ended one is not enough."""
+    for number in range(2):
+        await buried(bus, codec.encode(make_task(group=f"g{number}", samples=2)), offset=number)
+    await redriven(bus)
+    published = [task for task in await tasks(bus) if (task.redrive_of, task.sample) != ("g1", 1)]
+    for task in published:
+        outcome = Trajectory(task=task, outcome=Expired(cause="late"), stage="reaper")
+        await Publisher(bus, bus.clock, "reaper").publish(TRAJECTORIES, outcome)
+    await bus.clock.advance(STAGE_MS / 1000 + 1)
+    for part, end in (await bus.end_offsets(TASKS.name)).items():
+        bus.trim(TopicPartition(TASKS.name, part), end)
+    report = await redriven(bus)
+
+    assert [["g0"], ["g1"]] == [[one.redrive_of for one in those.values()] for those in (report.before, report.groups)]
+
+
+async def test_many_letters_are_looked_for_in_parts(bus, monkeypatch):
+    """Memory follows a part, not the flood; a group of a part before is known to the next one."""
+    monkeypatch.setattr(redrive, "BATCH_BYTES", 2_500)
+    for sample in (0, 1):
+        for number in range(7):
+            task = make_task(group=f"g{number}", sample=sample, samples=2)
+            await buried(bus, codec.encode(task), offset=7 * sample + number)
     first, second = await redriven(bus), await redriven(bus)
 
-    assert list(first.groups) == list(second.groups)
-    assert 2 == len({task.id for task in await tasks(bus)})
+    assert (14, 7, 14) == (first.letters, len(first.groups), len(await tasks(bus)))
+    assert (0, 7, 14) == (second.letters, len(second.before), second.letters_before)
 
 
 async def test_a_redriven_group_that_dies_can_be_redriven(bus):

@@ -195,6 +195,21 @@ def test_all_letters_of_a_run_are_redriven_and_what_cannot_be_is_named(bus, caps
     assert "2 tasks of 1 groups, from 2 dead letters" in shown.out
 
 
+def test_a_second_redrive_says_what_was_done_before(bus, capsys):
+    """And is no failure; `--again` does it once more."""
+    lay(bus, codec.encode(make_task(samples=2)), GONE)
+    first = result("redrive", "--all")
+    second = result("redrive", "--all")
+    dead._show_redriven(second)
+    again = result("redrive", "--id", "0:0", "--again")
+
+    assert ([], first["groups"], 1) == (second["groups"], second["before"], second["letters_before"])
+    assert "1 groups, of 1 dead letters, were published by an earlier redrive" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert (first["groups"], [], 4) == (again["groups"], again["before"], len(tasks(bus)))
+
+
 def test_a_letter_that_was_asked_for_and_cannot_be_redriven_is_a_failure(bus):
     """A script sees it."""
     lay(bus, b"\xc1", POISON)
