@@ -21,11 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
 from schemas.topics import Topic
+
+if TYPE_CHECKING:  # named below and not used: who has no store need not know what one is
+    from infra.blobs import BlobStore
 
 Headers = tuple[tuple[str, bytes], ...]
 
@@ -157,6 +160,14 @@ class Reader(Protocol):
 
 class Bus(Protocol):
     """The log."""
+
+    @property
+    def blobs(self) -> BlobStore | None:
+        """Where values lie that are too large for a record (`claims.py`); None: they are refused.
+
+        A plain attribute of each implementation: it is asked for with every record.
+        """
+        ...
 
     async def start(self) -> None:
         """Connect. Raises BusError naming the address when nothing answers in time."""

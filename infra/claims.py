@@ -16,13 +16,6 @@ from schemas import codec
 from schemas.claim import HEADER, ClaimCheck
 
 
-def blobs_of(bus: Bus) -> BlobStore | None:
-    """Return the blob store of a log, if it comes with one for what its records cannot hold: its `blobs`."""
-    # Asked for every record: an `isinstance` with a protocol would cost as much as encoding one.
-    store: BlobStore | None = getattr(bus, "blobs", None)
-    return store
-
-
 async def check_in(blobs: BlobStore, value: bytes, encoding: str) -> tuple[bytes, Headers]:
     """Put a value into the store and return what the record holds instead: the claim check, and its header.
 
@@ -43,7 +36,7 @@ async def redeem(record: Record, bus: Bus | None) -> tuple[bytes, str]:
     """
     data = record.value or b""
     ticket = codec.decode(data, ClaimCheck)
-    blobs = None if bus is None else blobs_of(bus)
+    blobs = None if bus is None else bus.blobs
     if blobs is None:
         raise BlobsAway(
             f"{record.topic}, partition {record.partition}, offset {record.offset} is a claim check for blob "
@@ -63,7 +56,7 @@ async def refresh(record: Record, bus: Bus) -> None:
 
     A record without one, or whose blob is lost, is left as it is. Raises BlobsAway.
     """
-    digest, blobs = claimed(record), blobs_of(bus)
+    digest, blobs = claimed(record), bus.blobs
     if digest is not None and blobs is not None:
         with suppress(BlobLost):  # a digest that is none
             await blobs.refresh(digest)

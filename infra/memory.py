@@ -73,7 +73,7 @@ class MemoryBus:
 
     def __init__(self, clock: Clock | None = None, *, blobs: BlobStore | None = None) -> None:
         self.clock = clock or SystemClock()
-        self.blobs = blobs or MemoryBlobs(self.clock)
+        self.blobs: BlobStore | None = blobs or MemoryBlobs(self.clock)
         self._topics: dict[str, Topic[Any]] = {}
         self._log: dict[TopicPartition, _Partition] = {}
         self._groups: dict[str, _Group] = {}

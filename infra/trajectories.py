@@ -29,7 +29,6 @@ import msgspec
 from infra.blobs import BlobsAway
 from infra.blobs.directory import DirectoryBlobs
 from infra.bus import Bus, Committed, Reader, Record, TopicPartition
-from infra.claims import blobs_of
 from infra.clock import Clock, SystemClock
 from infra.control import ControlView
 from infra.errors import BusError, ConfigError, OffsetLost, RollmillError, WaitTimeout
@@ -330,7 +329,7 @@ class TrajectoryReader:
         try:
             received = await read_trajectory(record, self._run, self._bus)
         except BlobsAway as error:
-            if blobs_of(self._bus) is None:
+            if self._bus.blobs is None:
                 raise  # nobody told where the store is
             await self._wait_out(error)
             return None

@@ -190,7 +190,7 @@ class Publisher:
     async def pack(self, topic: Topic[M], message: M) -> Packed:
         """Return the value of a message for a topic; see the function `pack`."""
         # A compacted topic keeps its records for ever, and the store no blob that long.
-        blobs = None if topic.compacted else claims.blobs_of(self._bus)
+        blobs = None if topic.compacted else self._bus.blobs
         return await pack(message, blobs, beside=partial(self._beside, topic, message))
 
     def _beside(self, topic: Topic[M], message: M) -> int:

@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from infra import broker
-from infra.claims import blobs_of
 from infra.clock import SystemClock
 from infra.config import Config
 from infra.connect import connected
@@ -109,9 +108,8 @@ async def _topics(config: Config, *, create: bool) -> list[str]:
     async with connected(config.bus, client="broker", check=False) as bus:
         created = await bus.create_topics(TABLE) if create else []
         await bus.check_topics(TABLE)
-        blobs = blobs_of(bus)
-        if blobs is not None:
-            await (blobs.create() if create else blobs.check())
+        if bus.blobs is not None:
+            await (bus.blobs.create() if create else bus.blobs.check())
         return created
 
 

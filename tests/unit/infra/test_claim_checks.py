@@ -19,6 +19,7 @@ from infra.claims import carried_bytes, claimed
 from infra.clock import SystemClock, VirtualClock
 from infra.dead_letter import Death, bury
 from infra.errors import BusError, TooLarge
+from infra.kafka import KafkaBus
 from infra.memory import MemoryBus
 from infra.stage import Done, Member, Stage
 from infra.wire import Publisher, pack, unpack
@@ -364,3 +365,11 @@ async def test_a_store_that_is_away_stops_the_stage_and_loses_nothing(bus, blobs
 
     assert [0] == worker.seen
     assert 1 == len(await read_all(bus, EPISODES))
+
+
+async def test_a_log_brings_the_store_that_it_was_made_with(bus):
+    """No service can have the one without the other; a Kafka that was given none has none."""
+    store = MemoryBlobs()
+
+    assert (store, None) == (KafkaBus("here:1", blobs=store).blobs, KafkaBus("here:1").blobs)
+    assert (store, True) == (MemoryBus(blobs=store).blobs, isinstance(bus.blobs, MemoryBlobs))
