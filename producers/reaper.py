@@ -5,7 +5,8 @@ its `start_by` plus all stage budgets plus a grace, so nothing that still may en
 its task was published during which a stage stood still, because a service was away, is added to that. What is withdrawn
 on `control` ends at once as cancelled, queued or not, admitted before or after; a withdrawal is removed once the last
 `reap_at` of its run has passed. Two reapers, or a reaper and a worker, may both write a terminal record; the first one
-in the log counts. All liveness rests on this service: it needs no stage, host or engine to be alive.
+in the log counts. All liveness rests on this service: it needs no stage, host or engine to be alive. Beside that it
+tidies up once an hour (`upkeep.py`).
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from infra.events import EventLog
 from infra.middleware.cancel import outcome_of
 from infra.middleware.deadline import GRACE_S, LONGEST_S, reap_at_ms
 from infra.outages import away_ms
-from infra.service import worker_name
+from infra.service import alongside, worker_name
 from infra.terminal import terminal
 from infra.wire import Publisher, unpack
+from producers.upkeep import EVERY_S, collect_blobs
 from schemas.cancels import Cancels
 from schemas.codec import DecodeError
 from schemas.control import Breaker, Cancel, Credit, RunManifest
@@ -152,6 +154,8 @@ class Reaper:
         self._samples = OpenSamples()
         self._cancellation = Cancellation(bus, clock)
         self._seen = 0
+        self._heard_ms = 0
+        """Timestamp of the latest record that was read."""
 
     async def run(self) -> None:
         """Reap until cancelled; ends with the error of a reader that breaks."""
@@ -163,13 +167,20 @@ class Reaper:
         try:
             await self._catch_up(TRAJECTORIES, trajectories)
             await self._catch_up(TASKS, tasks)
-            while True:
-                await asyncio.gather(self._read(tasks), self._read(trajectories))
-                await self.withdraw()
-                await self.reap()
-                await self.forget()
+            async with alongside(self._tidy_up()):
+                while True:
+                    await asyncio.gather(self._read(tasks), self._read(trajectories))
+                    await self.withdraw()
+                    await self.reap()
+                    await self.forget()
         finally:
             await asyncio.gather(tasks.close(), trajectories.close())
+
+    async def _tidy_up(self) -> None:
+        while True:
+            if self._bus.blobs is not None:
+                await collect_blobs(self._bus.blobs, self._clock, self._heard_ms)
+            await self._clock.sleep(EVERY_S)
 
     async def reap(self) -> int:
         """Publish `expired` for every overdue sample and return their number."""
@@ -236,6 +247,7 @@ class Reaper:
 
     async def _read(self, reader: Reader) -> None:
         for record in await reader.poll(BATCH, POLL_S):
+            self._heard_ms = max(self._heard_ms, record.timestamp_ms)
             try:
                 await self._take(record)
             except DecodeError as error:

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -24,14 +24,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from infra.blobs import KEEP_MS, Blob, BlobsAway, BlobStore, collectable
 from infra.broker import jars
 from infra.broker.errors import JavaNotFound, MavenNotFound
+from infra.clock import Clock, SystemClock
 from infra.errors import BusError, ConfigError
 from infra.kafka_reach import reach
 from infra.security_config import SecurityConfig
 from rollmill import ports
 from rollmill.paths import DATA_DIR, RUN_NAME
 from rollmill.supervisor import running
+from schemas.topics import HOUR_MS
 
 MIN_PYTHON = (3, 11)
 """Oldest Python that runs Rollmill."""
@@ -41,6 +44,9 @@ IMPORT_LIMIT_S = 120.0
 
 PROBE_LIMIT_S = 5.0
 """Longest wait for a Kafka to answer."""
+
+BLOBS_LIMIT_S = 60.0
+"""Longest wait for the blob store to take a file and to list what it holds, seconds."""
 
 DISK_NEEDED_BYTES = 500_000_000
 """Below this much free space the local broker or ClickHouse will soon fail."""
@@ -96,7 +102,11 @@ class Diagnosis:
 
 
 async def diagnose(
-    data_dir: Path = DATA_DIR, *, bootstrap: str | None = None, security: SecurityConfig | None = None
+    data_dir: Path = DATA_DIR,
+    *,
+    bootstrap: str | None = None,
+    security: SecurityConfig | None = None,
+    blobs: BlobStore | None = None,
 ) -> Diagnosis:
     """Check this machine.
 
@@ -104,6 +114,7 @@ async def diagnose(
         data_dir: where a local system would keep its data.
         bootstrap: addresses of a Kafka that runs elsewhere; without it a local one is expected to work.
         security: how to connect to it.
+        blobs: the store that the configuration names, if it names one.
     """
     at_once: tuple[Callable[[], Check], ...] = (
         _python,
@@ -120,6 +131,7 @@ async def diagnose(
     )
     checked = await asyncio.gather(*(asyncio.to_thread(_guarded, check) for check in at_once))
     elsewhere = [await _kafka(bootstrap, security or SecurityConfig())] if bootstrap else []
+    elsewhere.append(await _blobs(blobs, SystemClock()))
     # One after the other: two imports of this size at once only slow each other down.
     imported = [await _package(*package) for package in _PACKAGES]
     return Diagnosis((checked[0], *imported, *elsewhere, *checked[1:]))
@@ -240,6 +252,33 @@ async def _kafka(bootstrap: str, security: SecurityConfig) -> Check:
         return Check("Kafka", Verdict.WARNING, f"{first.address} has no broker yet", "it is starting; try again")
     found = f"cluster {first.cluster} with {first.brokers} brokers answers at {first.address}"
     return Check("Kafka", Verdict.OK, f"{found} ({security.protocol})")
+
+
+async def _blobs(store: BlobStore | None, clock: Clock) -> Check:
+    name = "blob store"
+    if store is None:
+        found = "none: messages that no record holds, over 900 kB compressed, are refused"
+        return Check(name, Verdict.INFO, found, "`rollmill up` makes one; elsewhere set bus.blobs to a directory")
+    try:
+        async with asyncio.timeout(BLOBS_LIMIT_S):
+            await store.probe()
+            stock, pins = await store.stock(), await store.pins()
+    except BlobsAway as error:
+        advice = "without it no service starts: is bus.blobs the right directory, mounted, and ours to write?"
+        return Check(name, Verdict.MISSING, str(error), advice)
+    except TimeoutError:
+        found = f"no answer within {BLOBS_LIMIT_S:g} s"
+        return Check(name, Verdict.MISSING, found, "is its file system there, and is the network to it?")
+    found, old = f"can be written; {_amount(stock)}", collectable(stock, pins, clock.now_ms())
+    if not old:
+        return Check(name, Verdict.OK, f"{found}, none of them collectable")
+    found += f"; {_amount(old)} of them are over {KEEP_MS // (24 * HOUR_MS)} days old and pinned by nobody"
+    advice = "`rollmill blobs collect` deletes these now; the reaper does once an hour, while records come"
+    return Check(name, Verdict.WARNING, found, advice)
+
+
+def _amount(blobs: Sequence[Blob]) -> str:
+    return f"{len(blobs)} blobs, {sum(blob.size for blob in blobs) / 2**20:.1f} MiB"
 
 
 def _services(data_dir: Path) -> Check:

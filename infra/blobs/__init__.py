@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -78,6 +78,10 @@ class BlobStore(Protocol):
         """Raise BlobsAway if there is no store."""
         ...
 
+    async def probe(self) -> None:
+        """Raise BlobsAway unless there is a store that takes something; nothing stays of it."""
+        ...
+
     async def put(self, data: bytes) -> str:
         """Keep these bytes, durably, and return their name. Raises TooLarge beyond BLOB_BYTES."""
         ...
@@ -109,6 +113,12 @@ class BlobStore(Protocol):
     async def collect(self, keep_ms: int = KEEP_MS) -> Collected:
         """Delete the blobs that are older than this and not pinned."""
         ...
+
+
+def collectable(stock: Iterable[Blob], pins: Mapping[str, Collection[str]], now_ms: int) -> list[Blob]:
+    """Return the blobs that a collection at this time would delete."""
+    pinned = frozenset[str]().union(*pins.values())
+    return [blob for blob in stock if blob.time_ms < now_ms - KEEP_MS and blob.digest not in pinned]
 
 
 def digest_of(data: bytes) -> str:

@@ -57,6 +57,10 @@ class DirectoryBlobs:
         """Raise BlobsAway if the directory is no store."""
         await self._disk("looking for the blob store", self._require)
 
+    async def probe(self) -> None:
+        """Raise BlobsAway unless a file can be written there."""
+        await self._disk("writing to the blob store", self._probe)
+
     async def put(self, data: bytes) -> str:
         """Keep these bytes, durably, and return their name."""
         return await self._disk(f"storing a blob of {len(data)} bytes", self._put, data)
@@ -123,14 +127,28 @@ class DirectoryBlobs:
             self._write(path, data)
         return digest
 
+    def _probe(self) -> None:
+        self._require()
+        part = self._part("probe")
+        try:
+            self._write_part(part, b"probe")
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _part(self, name: str) -> Path:
+        return self._incoming / f"{name}.{self._clock.now_ms()}.{secrets.token_hex(8)}"
+
+    def _write_part(self, part: Path, data: bytes) -> None:
+        with part.open("xb") as file:
+            self._fill(file, data)
+            file.flush()
+            os.fsync(file.fileno())
+
     def _write(self, path: Path, data: bytes) -> None:
         """Put a file in its place, whole."""
-        part = self._incoming / f"{path.name}.{self._clock.now_ms()}.{secrets.token_hex(8)}"
+        part = self._part(path.name)
         try:
-            with part.open("xb") as file:
-                self._fill(file, data)
-                file.flush()
-                os.fsync(file.fileno())
+            self._write_part(part, data)
             self._touch(part)
             path.parent.mkdir(exist_ok=True)
             part.replace(path)
@@ -188,6 +206,11 @@ class DirectoryBlobs:
 
     def _all_pins(self) -> dict[str, frozenset[str]]:
         self._require()
+        if not self._pins.is_dir():  # without it a collection would take everything for unpinned
+            raise BlobsAway(
+                f"{self.root} has no folder `pins`, so nobody knows what is kept: was it removed, or not copied along? "
+                "`rollmill broker topics --create` makes it anew, and `rollmill keep RUN` what it held"
+            )
         return {unquote(path.stem): frozenset(path.read_text().split()) for path in self._pins.glob("*.txt")}
 
     def _walk(self) -> Iterator[tuple[Path, Blob]]:

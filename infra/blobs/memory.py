@@ -31,6 +31,9 @@ class MemoryBlobs:
     async def check(self) -> None:
         """Do nothing: memory is always there."""
 
+    async def probe(self) -> None:
+        """Do nothing: memory takes everything."""
+
     async def put(self, data: bytes) -> str:
         """Keep these bytes and return their name."""
         await asyncio.sleep(0)  # a real store suspends its caller

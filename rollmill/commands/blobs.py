@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from infra.blobs import KEEP_MS, BlobStore
+from infra.blobs import KEEP_MS, BlobStore, collectable
 from infra.clock import SystemClock
 from infra.config import Config
 from infra.connect import blob_store
@@ -42,9 +42,8 @@ def status(as_json: bool, config: Config) -> None:
 async def _status(config: Config) -> dict[str, Any]:
     store = store_of(config)
     stock, pins = await store.stock(), await store.pins()
-    pinned = frozenset[str]().union(*pins.values())
     now = SystemClock().now_ms()
-    old = [blob for blob in stock if blob.time_ms < now - KEEP_MS and blob.digest not in pinned]
+    old = collectable(stock, pins, now)
     return {
         "directory": config.bus.blobs,
         "blobs": len(stock),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.blobs import BLOB_BYTES, KEEP_MS, BlobLost, Collected
+from infra.blobs import BLOB_BYTES, KEEP_MS, BlobLost, Collected, collectable
 from infra.blobs.directory import DirectoryBlobs
 from infra.blobs.memory import MemoryBlobs
 from infra.clock import VirtualClock
@@ -184,6 +184,27 @@ async def test_a_collection_deletes_what_is_older_than_any_record_and_nothing_el
 
     assert [young] == list(await stock(store))
     assert b"young" == await store.get(young)
+
+
+async def test_what_a_collection_would_delete_is_known_before(store, clock):
+    """The same as it deletes: whoever asks sees no other figure than who collects."""
+    old, pinned = await store.put(b"old"), await store.put(b"pinned")
+    await store.pin("run", [pinned])
+    await clock.advance(KEEP_MS / 1000)
+    before = collectable(await store.stock(), await store.pins(), clock.now_ms())
+    await clock.advance(1)
+    await store.put(b"young")
+    then = collectable(await store.stock(), await store.pins(), clock.now_ms())
+
+    assert ([], [old]) == (before, [blob.digest for blob in then])
+    assert Collected(1, 3) == await store.collect()
+
+
+async def test_a_probe_leaves_nothing(store):
+    """It only finds out whether the store would take something."""
+    await store.probe()
+
+    assert ([], {}) == (await store.stock(), dict(await store.pins()))
 
 
 async def test_what_was_put_again_or_refreshed_is_young(store, clock):

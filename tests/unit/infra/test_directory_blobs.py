@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
+import os
 import signal
 import sys
 import threading
@@ -238,3 +240,35 @@ async def test_the_disk_is_used_off_the_event_loop(tmp_path, clock):
 
     assert 8 == len(store.threads)
     assert threading.get_ident() not in store.threads
+
+
+async def test_without_the_list_of_what_is_kept_nothing_is_collected(store, clock):
+    """It was removed by mistake, or the directory was copied without it."""
+    digest = await store.put(b"kept")
+    await store.pin("run", [digest])
+    for path in (store.root / "pins").iterdir():
+        path.unlink()
+    (store.root / "pins").rmdir()
+    await clock.advance(KEEP_MS / 1000 + 1)
+
+    with pytest.raises(BlobsAway, match="has no folder `pins`"):
+        await store.collect()
+    assert b"kept" == await store.get(digest)
+
+
+class Full(DirectoryBlobs):
+    """A directory on a disk that takes no more."""
+
+    def _fill(self, file, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+async def test_a_probe_finds_out_what_a_put_would(store, clock):
+    """A disk that takes no more, and a directory that is no store; nothing is left of it."""
+    await store.probe()
+    with pytest.raises(BlobsAway, match=r"writing to the blob store in .*: No space left"):
+        await Full(store.root, clock).probe()
+    assert [] == files(store)
+    (store.root / "incoming").rmdir()
+    with pytest.raises(BlobsAway, match="is no blob store"):
+        await store.probe()

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infra.blobs import KEEP_MS, BlobsAway
+from infra.blobs.memory import MemoryBlobs
 from infra.board.board import Board
 from infra.board.feed import Feed, rebuild
 from infra.clock import settle
@@ -18,6 +20,7 @@ from infra.errors import BusError
 from infra.memory import MemoryReader
 from infra.middleware.deadline import GRACE_S, LONGEST_S, reap_at_ms
 from infra.wire import Publisher, unpack
+from producers import reaper
 from producers.reaper import OpenSamples, Reaper
 from schemas import codec
 from schemas.arbiter import Arbiter, Ruling
@@ -466,3 +469,61 @@ async def test_a_reader_of_control_that_breaks_ends_the_reaper(bus, clock, monke
 
     with pytest.raises(BusError, match="the reader broke"):
         await asyncio.wait_for(running, 10)
+
+
+async def test_old_blobs_are_collected_at_the_start_and_then_regularly(bus, clock, monkeypatch, caplog):
+    """What is pinned or young stays; one line says what went."""
+    monkeypatch.setattr(reaper, "EVERY_S", 30.0)
+    store, log = bus.blobs, Log(bus, clock)
+    await store.put(b"old")
+    pinned = await store.put(b"pinned")
+    await store.pin("run", [pinned])
+    clock._start_ms += KEEP_MS - 20_000
+    await log.admit(open_task(0, clock.now_ms() + 1_000_000))
+    with caplog.at_level("INFO", "producers.upkeep"):
+        running = asyncio.create_task(Reaper(bus, clock).run())
+        await settle(100)
+        first = len(await store.stock())
+        young = await store.put(b"young")
+        await clock.advance(25)
+        await log.admit(open_task(1, clock.now_ms() + 1_000_000))
+        await clock.advance(10)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert (2, {pinned, young}) == (first, {blob.digest for blob in await store.stock()})
+    assert [
+        "0 blobs collected, 0.0 MiB: older than 91 days and pinned by nobody",
+        "1 blobs collected, 0.0 MiB: older than 91 days and pinned by nobody",
+    ] == caplog.messages
+
+
+class AwayBlobs(MemoryBlobs):
+    """A store whose collections fail until told otherwise."""
+
+    away = True
+
+    async def collect(self, keep_ms=KEEP_MS):
+        if self.away:
+            raise BlobsAway("not mounted")
+        return await super().collect(keep_ms)
+
+
+async def test_a_store_that_is_away_stops_no_reaper(bus, clock, monkeypatch):
+    """It is asked again in the next round."""
+    monkeypatch.setattr(reaper, "EVERY_S", 30.0)
+    bus.blobs = store = AwayBlobs(clock)
+    log = Log(bus, clock)
+    await store.put(b"old")
+    clock._start_ms += KEEP_MS + 1_000
+    running = asyncio.create_task(Reaper(bus, clock).run())
+    await settle()
+    await log.admit(open_task(0, clock.now_ms()))
+    await log.advance(100)
+    assert ([0], 1) == (await log.expired(), len(await store.stock()))
+    store.away = False
+    await log.advance(60)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert [] == await store.stock()

@@ -6,10 +6,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
+from infra.blobs import KEEP_MS
+from infra.blobs.directory import DirectoryBlobs
+from infra.clock import VirtualClock
 from infra.security_config import SecurityConfig
 from rollmill import doctor
+from rollmill.commands.doctor import command
 from rollmill.doctor import Check, Diagnosis, Verdict, diagnose, render
 
 
@@ -95,3 +100,48 @@ def test_a_diagnosis_is_plain_data_and_reads_well():
     assert json.loads(json.dumps(asdict(diagnosis)))["checks"][0]["verdict"] == "missing"
     assert "-> pip install 'rollmill[train]'" in out.getvalue()
     assert "missing: torch" in out.getvalue()
+
+
+@pytest.fixture
+async def store(tmp_path):
+    """A blob store on a clock that only the test moves."""
+    store = DirectoryBlobs(tmp_path / "blobs", VirtualClock())
+    await store.create()
+    return store
+
+
+async def test_a_blob_store_is_written_to_and_counted(store):
+    """What a collection would delete is named with the command; what is pinned or young is not among it."""
+    clock = store._clock
+    fresh = await doctor._blobs(store, clock)
+    await store.put(b"o" * 2**20)
+    await store.pin("run", [await store.put(b"p" * 2**20)])
+    await clock.advance(KEEP_MS / 1000 + 1)
+    await store.put(b"y" * 2**20)
+    found = await doctor._blobs(store, clock)
+
+    assert (Verdict.OK, "") == (fresh.verdict, fresh.advice)
+    assert Verdict.WARNING is found.verdict
+    assert "3 blobs, 3.0 MiB; 1 blobs, 1.0 MiB of them are over 91 days old and pinned by nobody" in found.found
+    assert "rollmill blobs collect" in found.advice
+
+
+async def test_a_blob_store_that_is_away_is_missing_and_none_is_no_fault(store, tmp_path):
+    """No service would start with the one; without any, large messages are refused."""
+    away = await doctor._blobs(DirectoryBlobs(tmp_path / "elsewhere", store._clock), store._clock)
+    none = await doctor._blobs(None, store._clock)
+
+    assert (Verdict.MISSING, Verdict.INFO) == (away.verdict, none.verdict)
+    assert "elsewhere is no blob store" in away.found
+    assert "bus.blobs" in away.advice
+    assert "bus.blobs" in none.advice
+
+
+@pytest.mark.usefixtures("bare")
+def test_the_command_looks_at_the_store_that_the_configuration_names(store, tmp_path, monkeypatch):
+    """The one of `rollmill up` here, unless told otherwise."""
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(command, ["--json", "--set", f"bus.blobs={store.root}"])
+    checks = {check["name"]: check for check in json.loads(done.stdout.splitlines()[-1])["checks"]}
+
+    assert ("ok", True) == (checks["blob store"]["verdict"], "can be written; 0 blobs" in checks["blob store"]["found"])
