@@ -62,6 +62,8 @@ class ControlView:
         self._overruled: set[str] = set()
         self._written_ms: dict[str, int] = {}
         self._reader: Reader | None = None
+        self._taken_to = 0
+        """All records before this offset are in the view."""
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
@@ -127,6 +129,10 @@ class ControlView:
         """Return when the latest record of a key was written, milliseconds since the epoch; None if there is none."""
         return self._written_ms.get(key)
 
+    async def caught_up(self) -> bool:
+        """Tell whether all that is in the topic at this moment is in the view."""
+        return self._taken_to >= (await self._bus.end_offsets(CONTROL.name))[0]
+
     async def changed(self, timeout_s: float) -> None:
         """Return at the next change, or after timeout_s."""
         self._changed.clear()
@@ -134,6 +140,7 @@ class ControlView:
 
     async def _poll(self, reader: Reader) -> None:
         changed = [key for record in await reader.poll(BATCH, POLL_S) if (key := await self._take(record)) is not None]
+        self._taken_to = reader.position(_TP)
         if changed:
             self._changed.set()
             self._told(changed)

@@ -4,9 +4,9 @@ Reads `tasks` and `trajectories` from the start and keeps the samples in between
 its `start_by` plus all stage budgets plus a grace, so nothing that still may end by itself is reaped; the time since
 its task was published during which a stage stood still, because a service was away, is added to that. What is withdrawn
 on `control` ends at once as cancelled, queued or not, admitted before or after; a withdrawal is removed once the last
-`reap_at` of its run has passed. Two reapers, or a reaper and a worker, may both write a terminal record; the first one
-in the log counts. All liveness rests on this service: it needs no stage, host or engine to be alive. Beside that it
-tidies up once an hour (`upkeep.py`).
+`reap_at` of its run has passed, and so is what workers wrote of outages once nothing depends on it. Two reapers, or a
+reaper and a worker, may both write a terminal record; the first one in the log counts. All liveness rests on this
+service: it needs no stage, host or engine to be alive. Beside that it tidies up once an hour (`upkeep.py`).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from infra.clock import Clock
 from infra.events import EventLog
 from infra.middleware.cancel import outcome_of
 from infra.middleware.deadline import GRACE_S, LONGEST_S, reap_at_ms
-from infra.outages import away_ms
+from infra.outages import away_ms, forgettable
 from infra.service import alongside, worker_name
 from infra.terminal import terminal
 from infra.wire import Publisher, unpack
 from producers.upkeep import EVERY_S, collect_blobs
 from schemas.cancels import Cancels
 from schemas.codec import DecodeError
-from schemas.control import Breaker, Cancel, Credit, RunManifest
+from schemas.control import Breaker, Cancel, Credit, RunManifest, control_key
 from schemas.messages import SampleId, Task
 from schemas.outcome import Cancelled, Expired, Outcome
 from schemas.telemetry import EventKind, StageEvent
@@ -81,6 +81,11 @@ class OpenSamples:
     def remembered(self) -> int:
         """Ended samples that are still remembered."""
         return len(self._ended)
+
+    @property
+    def oldest_ms(self) -> int | None:
+        """When the first of the open samples was published, milliseconds since the epoch; None if none is open."""
+        return min(self._published.values(), default=None)
 
     def admit(self, task: Task, published_ms: int = 0) -> None:
         """Take a task; one that was published again, or has ended, changes nothing."""
@@ -156,6 +161,8 @@ class Reaper:
         self._seen = 0
         self._heard_ms = 0
         """Timestamp of the latest record that was read."""
+        self._look_at = 0.0
+        """When to look for outages that may be forgotten, monotonic seconds."""
 
     async def run(self) -> None:
         """Reap until cancelled; ends with the error of a reader that breaks."""
@@ -173,6 +180,7 @@ class Reaper:
                     await self.withdraw()
                     await self.reap()
                     await self.forget()
+                    await self.forget_outages(tasks)
         finally:
             await asyncio.gather(tasks.close(), trajectories.close())
 
@@ -212,6 +220,29 @@ class Reaper:
             log.info("the cancel of %s is removed: the run's last deadline has passed", target)
         return len(over)
 
+    async def forget_outages(self, tasks: Reader) -> int:
+        """Remove, once in a while, what workers wrote of outages that put nothing off any more; return how many.
+
+        A task or a record of `control` that was not read yet might depend on them: then another time will do.
+        """
+        control, now_ms = self._cancellation.control, self._clock.now_ms()
+        if self._clock.monotonic() < self._look_at:
+            return 0
+        self._look_at = self._clock.monotonic() + EVERY_S
+        if not forgettable(control.all(Breaker), now_ms, now_ms):
+            return 0
+        if not (await control.caught_up() and await self._caught_up(TASKS, tasks)):
+            return 0
+        cancelled = (control.written_ms(PREFIX + target) for target in self._cancellation.cancels)
+        waiting = (self._samples.oldest_ms, *cancelled)
+        needed_ms = min((began_ms for began_ms in waiting if began_ms is not None), default=now_ms)
+        over = forgettable(control.all(Breaker), needed_ms, now_ms)
+        for breaker in over:
+            await self._bus.publish(CONTROL.name, None, key=control_key(breaker).encode(), partition=0)
+        if over:
+            log.info("the outages that %d workers wrote of are forgotten: nothing is on its way since", len(over))
+        return len(over)
+
     def _is_over(self, target: str, now_ms: int) -> bool:
         # A foreign run's name may hold a `/` itself, so every beginning of the target may be the run.
         parts, control = target.split("/"), self._cancellation.control
@@ -240,6 +271,11 @@ class Reaper:
         for partition, end in (await self._bus.end_offsets(topic.name)).items():
             while reader.position(TopicPartition(topic.name, partition)) < end:
                 await self._read(reader)
+
+    async def _caught_up(self, topic: Topic[Any], reader: Reader) -> bool:
+        """Tell whether all that is in a topic at this moment was taken; not to be asked while it is read."""
+        ends = await self._bus.end_offsets(topic.name)
+        return all(reader.position(TopicPartition(topic.name, part)) >= end for part, end in ends.items())
 
     async def _from_start(self, topic: Topic[Any]) -> Reader:
         begin = await self._bus.begin_offsets(topic.name)

@@ -58,6 +58,7 @@ VERBS = {
     "join": READ,
     "_from_start": READ,
     "_catch_up": READ,
+    "_caught_up": NEITHER,
     "_read": READ,
     "positions": READ,
     "topic": READ,

@@ -228,3 +228,16 @@ async def test_a_topic_that_does_not_end_is_given_up(unreadable):
 
     with pytest.raises(WaitTimeout, match="waited 30 s for the end of `control` at 1; read up to 0"):
         await asyncio.wait_for(starting, 5)
+
+
+async def test_a_view_knows_whether_it_has_everything(bus):
+    """What was written after its last look is not in it yet."""
+    view = ControlView(bus, CLOCK)
+    async with view.following():
+        before = await view.caught_up()
+        await say(bus, credit(1, 5))
+        behind = await view.caught_up()
+        await settle()
+        then = await view.caught_up()
+
+    assert (True, False, True) == (before, behind, then)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.outages import away_ms
+from infra.outages import SILENT_MS, away_ms, forgettable
 from schemas.control import Breaker, Outage
 
 
@@ -52,3 +53,25 @@ def test_it_is_the_number_of_moments_at_which_anybody_found_a_service_away(worke
     )
 
     assert len(away) == away_ms(said, since, until)
+
+
+NOW_MS = 10 * SILENT_MS
+
+
+@given(
+    workers=st.lists(st.tuples(st.lists(TIMES, max_size=3), st.integers(0, 3)), max_size=4),
+    began=st.lists(st.integers(0, 60), max_size=4),
+)
+def test_what_is_forgotten_put_nothing_off_that_is_on_its_way(workers, began):
+    """Whatever is open has the same time as before; what was said of late stays in any case."""
+    said = [
+        msgspec.structs.replace(breaker(*outages, worker=f"run-{number}"), at_ms=NOW_MS - days * SILENT_MS)
+        for number, (outages, days) in enumerate(workers)
+    ]
+    gone = forgettable(said, min(began, default=NOW_MS), NOW_MS)
+    left = [one for one in said if one not in gone]
+
+    assert [away_ms(said, at, NOW_MS) for at in began] == [away_ms(left, at, NOW_MS) for at in began]
+    assert all(one.at_ms < NOW_MS - SILENT_MS for one in gone)
+    if not began:
+        assert all(one.at_ms >= NOW_MS - SILENT_MS for one in left)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
@@ -19,6 +20,7 @@ from infra.clock import settle
 from infra.errors import BusError
 from infra.memory import MemoryReader
 from infra.middleware.deadline import GRACE_S, LONGEST_S, reap_at_ms
+from infra.outages import SILENT_MS
 from infra.wire import Publisher, unpack
 from producers import reaper
 from producers.reaper import OpenSamples, Reaper
@@ -527,3 +529,98 @@ async def test_a_store_that_is_away_stops_no_reaper(bus, clock, monkeypatch):
     await asyncio.gather(running, return_exceptions=True)
 
     assert [] == await store.stock()
+
+
+@asynccontextmanager
+async def at_work(one, clock):
+    """A reaper that starts now and has taken what there is."""
+    running = asyncio.create_task(one.run())
+    await settle(100)
+    await clock.advance(1)
+    try:
+        yield
+        assert not running.done(), running
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def workers(bus):
+    """Return the workers of whose outages `control` knows."""
+    state = {record.key.decode(): record.value for record in await read_all(bus, CONTROL)}
+    return {key.split("/")[-1] for key, value in state.items() if value is not None and key.startswith("breaker/")}
+
+
+async def test_what_a_worker_wrote_of_outages_is_removed_after_a_day(bus, clock):
+    """Whether it has gone or not: it would say so again. What was written since stays."""
+    log = Log(bus, clock)
+    now = clock.now_ms()
+    await log.away(now - 60_000, now - 30_000, worker="gone")
+    await log.away(now - 60_000, now, worker="late")
+    clock._start_ms += SILENT_MS - 10_000
+    async with at_work(Reaper(bus, clock), clock):
+        found = await workers(bus)
+
+    assert {"late"} == found
+
+
+@pytest.mark.parametrize("waits", ["an open sample", "a cancel"])
+async def test_an_outage_is_not_forgotten_while_anything_began_before_its_end(bus, clock, waits):
+    """The time of what is on its way would shrink."""
+    log = Log(bus, clock)
+    now = clock.now_ms()
+    if waits == "a cancel":
+        await log.cancel("test")
+    else:
+        await log.admit(open_task(0, now + 10 * SILENT_MS))
+    await clock.advance(60)
+    await log.away(now - 90_000, now, worker="before")
+    await log.away(now + 10_000, now + 30_000, worker="since")
+    clock._start_ms += 2 * SILENT_MS
+    async with at_work(Reaper(bus, clock), clock):
+        found = await workers(bus)
+
+    assert {"since"} == found
+
+
+async def test_a_removed_outage_takes_no_time_from_an_open_sample(bus, clock):
+    """Only the one that it depended on counts when its end comes."""
+    log = Log(bus, clock)
+    now = clock.now_ms()
+    await log.away(now - 90_000, now, worker="before")
+    await clock.advance(5)
+    task = open_task(0, now + 2 * SILENT_MS)
+    await log.admit(task)
+    await log.away(now + 10_000, now + 50_000, worker="since")
+    clock._start_ms += reap_at_ms(task) + 30_000 - clock.now_ms()
+    async with at_work(Reaper(bus, clock), clock):
+        await log.advance(1)
+        before, left = await log.expired(), await workers(bus)
+        await log.advance(10)
+
+    assert ([], {"since"}, [0]) == (before, left, await log.expired())
+
+
+class Behind(Reaper):
+    """A reaper to which more tasks come than it reads."""
+
+    behind = True
+
+    async def _caught_up(self, topic, reader):
+        return not self.behind and await super()._caught_up(topic, reader)
+
+
+async def test_outages_are_not_forgotten_by_a_reaper_that_is_behind(bus, clock, monkeypatch):
+    """A task that it has not read yet may depend on them; it looks again later."""
+    monkeypatch.setattr(reaper, "EVERY_S", 30.0)
+    log = Log(bus, clock)
+    await log.away(clock.now_ms() - 60_000, clock.now_ms(), worker="gone")
+    clock._start_ms += 2 * SILENT_MS
+    late = Behind(bus, clock)
+    async with at_work(late, clock):
+        before = await workers(bus)
+        late.behind = False
+        await log.advance(40)
+        then = await workers(bus)
+
+    assert ({"gone"}, set()) == (before, then)
