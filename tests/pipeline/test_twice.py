@@ -70,7 +70,8 @@ class World:
 
     async def _done(self, topic, stage):
         ends, known = await self.bus.end_offsets(topic.name), await self.bus.committed(stage, topic.name)
-        return all(known[part].offset == end for part, end in ends.items() if end)
+        # A partition that nobody has committed anything in yet is not done either.
+        return all(part in known and known[part].offset == end for part, end in ends.items() if end)
 
     async def groups(self):
         """Return what a reader of the run is given now, and how much it ignored."""
