@@ -4,13 +4,15 @@
 
 Promises: at most one process at a time; whatever way `live` is left, also by cancellation, its process is gone. A
 first life that ends or is late before it was ready is an error at once: something is wrong that a restart does not
-mend. A later life is restarted, since what it needs may be restarting too. It does not know the other services.
+mend. Only where somebody else killed it (a person, the system that had no memory left) is it started again, a few
+times. A later life is restarted, since what it needs may be restarting too. It does not know the other services.
 """
 
 from __future__ import annotations
 
 import asyncio
 import shlex
+import signal
 import textwrap
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -20,6 +22,9 @@ from rollmill.supervisor.errors import CrashLoop, NotReady, ServiceDied
 from rollmill.supervisor.logfile import LogFile
 from rollmill.supervisor.process import Exit, Process
 from rollmill.supervisor.service import Backoff, Event, Restart, Service, What, with_tail
+
+KILLED_STARTS = 3
+"""So many first lives may be killed before they were ready until that is an error."""
 
 
 class Instance:
@@ -138,7 +143,7 @@ class Instance:
             return ended, None
         if self.service.ready.check is None and ended.code == 0:
             self._mark_ready(self._clock.monotonic() - begun)
-        elif not self._was_ready:
+        elif not self._was_ready and (ended.code != -signal.SIGKILL or first == "late" or self.lives >= KILLED_STARTS):
             raise self._bad_start(late=first == "late", ended=ended)
         return ended, None
 

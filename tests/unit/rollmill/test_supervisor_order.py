@@ -5,7 +5,8 @@ import pytest
 
 from infra.broker.pidfile import identity_of
 from infra.errors import ConfigError
-from rollmill.supervisor import NotReady, Restart, ServiceDied, Supervisor, What
+from rollmill.supervisor import Backoff, NotReady, Restart, ServiceDied, Supervisor, What
+from rollmill.supervisor.instance import KILLED_STARTS
 from rollmill.supervisor.readiness import at_once, done, says
 
 
@@ -83,6 +84,23 @@ async def test_a_service_that_ends_before_it_is_ready_is_an_error_with_the_end_o
     assert "no model in /x" in str(caught.value)
     assert "policy.log" in str(caught.value)
     assert all(identity_of(event.pid) is None for event in events.of(What.STARTED))
+
+
+async def test_a_service_that_is_killed_while_it_starts_is_started_again(python, events, run_dir):
+    """Whoever killed it, it says nothing against the service: `start` waits for the next life."""
+    slow = python("trainer", "import signal; print('loading'); signal.pause()", ready=says("ready", limit_s=60.0))
+
+    async with Supervisor([slow], run_dir=run_dir, on_event=events, backoff=Backoff(first_s=0.0)) as supervisor:
+        starting = asyncio.create_task(supervisor.start())
+        await events.nth(1, What.STARTED)
+        for life in range(1, KILLED_STARTS):
+            supervisor.kill("trainer")
+            await events.nth(life, What.RESTARTED)
+        assert not starting.done()
+        supervisor.kill("trainer")
+
+        with pytest.raises(ServiceDied, match=r"trainer ended \(killed by SIGKILL\) before it was ready"):
+            await starting
 
 
 async def test_a_service_that_is_not_ready_in_time_is_ended_and_named(python, events, run_dir):
