@@ -3,16 +3,23 @@
     GRPO, DAPO   A_i = (R_i - mean(R)) / (std(R) + 1e-6), unbiased std      (Shao et al. 2024; Yu et al. 2025)
     Dr. GRPO     A_i =  R_i - mean(R)                                       (Liu et al. 2025)
     RLOO         A_i =  R_i - mean of the other R_j                         (Ahmadian et al. 2024)
+    REINFORCE++  A_i = (R_i - mean(R)) / (std(R) + 1e-6), over the step     (Hu et al. 2025)
 
-Computed in float64 and rounded once to float32: that rounding is what the digest is over. A group without variance
-gives exact zeros, not rounding noise blown up by the small denominator. Only completed siblings are given to these
+The first three look at one group, REINFORCE++ at all samples of a step: its peers are the step's. Its paper leaves open
+what the mean is over; common code takes every token of the batch, so that a long answer weighs more. Here a sample
+counts once, as in every other statistic. Its per-token KL penalty is the KL term of the loss.
+
+Computed in float64 and rounded once to float32: that rounding is what the digest is over. Peers without variance
+give exact zeros, not rounding noise blown up by the small denominator. Only completed siblings are given to these
 functions; which ones those are is decided in `groups.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,37 +27,64 @@ import numpy.typing as npt
 from trainer.config import Estimator, Overlong
 
 Advantages = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
 
 EPSILON = 1e-6
 """Keeps the division by a small standard deviation finite."""
 
 
-def advantages(rewards: Sequence[float], estimator: Estimator, *, std: bool) -> Advantages:
-    """Return one advantage per sibling of a group, float32, shape (siblings,)."""
+class Graded(Protocol):
+    """What an advantage is made from."""
+
+    @property
+    def reward(self) -> float:
+        """Shaped reward of the sample."""
+        ...
+
+
+def step_advantages(groups: Sequence[Sequence[Graded]], estimator: Estimator, *, std: bool) -> tuple[Advantages, ...]:
+    """Return the advantage of each sample of a step, in order; each is one number, shape ().
+
+    Args:
+        groups: the graded siblings of each group.
+        estimator: how rewards become advantages.
+        std: divide by the standard deviation, where the estimator knows one.
+    """
+    pools = [list(chain.from_iterable(groups))] if estimator is Estimator.REINFORCE_PLUS_PLUS else groups
+    return tuple(advantage for pool in pools for advantage in _of_peers(pool, estimator, std=std))
+
+
+def _of_peers(peers: Sequence[Graded], estimator: Estimator, *, std: bool) -> list[Advantages]:
+    outcome = outcome_advantages([peer.reward for peer in peers], estimator, std=std)
+    return [_rounded(value) for value in outcome]
+
+
+def outcome_advantages(rewards: Sequence[float], estimator: Estimator, *, std: bool) -> Doubles:
+    """Return one advantage per peer, shape (peers,): a group's siblings, or a step's samples for REINFORCE++."""
     match estimator:
-        case Estimator.GRPO:
-            return grpo(rewards, std=std)
+        case Estimator.GRPO | Estimator.REINFORCE_PLUS_PLUS:
+            return normalised(rewards, std=std)
         case Estimator.RLOO:
             return rloo(rewards)
 
 
-def grpo(rewards: Sequence[float], *, std: bool = True) -> Advantages:
-    """Return reward less the group's mean, divided by its unbiased standard deviation unless `std` is off."""
-    values = np.asarray(rewards, dtype=np.float64)
-    if _flat(values):
-        return np.zeros(len(values), dtype=np.float32)
-    centred = values - values.mean()
-    scale = values.std(ddof=1) + EPSILON if std else 1.0
-    return np.asarray(centred / scale, dtype=np.float32)
+def normalised(values: npt.ArrayLike, *, std: bool = True) -> Doubles:
+    """Return values less their mean, divided by their unbiased standard deviation unless `std` is off."""
+    found = np.asarray(values, dtype=np.float64)
+    if _flat(found):
+        return np.zeros(len(found))
+    centred = found - found.mean()
+    scale = found.std(ddof=1) + EPSILON if std else 1.0
+    return np.asarray(centred / scale)
 
 
-def rloo(rewards: Sequence[float]) -> Advantages:
+def rloo(rewards: npt.ArrayLike) -> Doubles:
     """Return reward less the mean of the other siblings; a single sibling has no baseline and gets 0."""
     values = np.asarray(rewards, dtype=np.float64)
     if _flat(values):
-        return np.zeros(len(values), dtype=np.float32)
+        return np.zeros(len(values))
     others = (values.sum() - values) / (len(values) - 1)
-    return np.asarray(values - others, dtype=np.float32)
+    return np.asarray(values - others)
 
 
 def soft_overlong(sampled_tokens: int, rule: Overlong | None) -> float:
@@ -61,10 +95,14 @@ def soft_overlong(sampled_tokens: int, rule: Overlong | None) -> float:
     return -min(max(excess / rule.cache_tokens, 0.0), 1.0)
 
 
-def advantage_digest(values: Advantages) -> str:
-    """Return the SHA-256 over float32 little-endian advantages."""
-    return hashlib.sha256(np.asarray(values, dtype="<f4").tobytes()).hexdigest()
+def advantage_digest(values: Iterable[Advantages]) -> str:
+    """Return the SHA-256 over the float32 little-endian advantages of a step's samples, one after the other."""
+    return hashlib.sha256(b"".join(np.asarray(value, dtype="<f4").tobytes() for value in values)).hexdigest()
 
 
-def _flat(values: npt.NDArray[np.float64]) -> bool:
+def _rounded(values: npt.ArrayLike) -> Advantages:
+    return np.asarray(values, dtype=np.float32)
+
+
+def _flat(values: Doubles) -> bool:
     return len(values) < 2 or bool(values.max() == values.min())

@@ -36,12 +36,14 @@ class Filter(StrEnum):
 
 
 class Estimator(StrEnum):
-    """How a group's rewards become advantages."""
+    """How rewards become advantages."""
 
     GRPO = "grpo"
     """Reward less the group's mean, over its standard deviation; without the latter it is Dr. GRPO."""
     RLOO = "rloo"
     """Reward less the mean of the other siblings."""
+    REINFORCE_PLUS_PLUS = "reinforce++"
+    """Reward less the mean of the step's samples, over their standard deviation: no group is needed."""
 
 
 class Correction(StrEnum):
@@ -107,7 +109,7 @@ class AlgorithmConfig(Frozen):
     estimator: Estimator = Estimator.GRPO
     """How rewards become advantages."""
     std: bool = True
-    """Divide by the group's standard deviation (off is Dr. GRPO)."""
+    """Divide by the standard deviation (off with `grpo` is Dr. GRPO); `rloo` never does."""
     overlong: Overlong | None = None
     """Soft punishment of long answers; off unless given."""
 

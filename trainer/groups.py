@@ -29,7 +29,7 @@ from schemas.arbiter import Arbiter, Ruling
 from schemas.batch import batch_digest
 from schemas.decisions import DropReason, Member, SampleRef, StepDecided
 from schemas.message import Part
-from trainer.advantages import Advantages, advantage_digest, advantages
+from trainer.advantages import Advantages, advantage_digest, step_advantages
 from trainer.config import AlgorithmConfig, Estimator, Filter
 from trainer.terminal import Terminal
 
@@ -153,8 +153,8 @@ class Step:
     """Number of the step, from 1."""
     groups: tuple[Group, ...]
     """Its groups in order."""
-    advantages: Advantages
-    """One per member, in the members' order."""
+    advantages: tuple[Advantages, ...]
+    """Those of each member, in the members' order."""
     position: int
     """Next offset after the record that completed the batch."""
     buffered: tuple[SampleRef, ...]
@@ -366,14 +366,10 @@ class GroupAssembler:
         for group in groups:
             del self._kept[group.id]
             self._close(group)
-        values = [
-            advantages([t.reward for t in group.completed], self.rules.estimator, std=self.rules.std)
-            for group in groups
-        ]
         return Step(
             number=self.steps,
             groups=tuple(groups),
-            advantages=np.concatenate(values),
+            advantages=step_advantages([group.completed for group in groups], self.rules.estimator, std=self.rules.std),
             position=self.position,
             buffered=self.buffered(),
             recorded=recorded,

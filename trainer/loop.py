@@ -387,7 +387,7 @@ class Trainer:
 
     def _learn(self, step: Step) -> StepMetrics:
         """Train on a step; blocking."""
-        advantages = iter(step.advantages.tolist())
+        advantages = iter(step.advantages)
         groups = []
         for group in step.groups:
             found = []

@@ -1,24 +1,46 @@
+import hashlib
+import json
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.advantages import advantage_digest, advantages, grpo, rloo, soft_overlong
+from trainer.advantages import advantage_digest, normalised, outcome_advantages, rloo, soft_overlong, step_advantages
 from trainer.config import Estimator, Overlong
+
+VERL = json.loads(Path(__file__).with_name("verl_reference.json").read_text())
+"""What verl computes for the same rewards; `verl_reference.py` made it."""
 
 rewards = st.lists(st.floats(-10, 10, allow_nan=False), min_size=1, max_size=12)
 
 
+def graded(*values):
+    """Return samples that have nothing but a reward."""
+    return [SimpleNamespace(reward=value) for value in values]
+
+
+def of_step(groups, estimator, *, std=True):
+    """Return the advantages of a step of plain rewards, one number per sample."""
+    return [float(a) for a in step_advantages([graded(*group) for group in groups], estimator, std=std)]
+
+
+# ---- by hand
+
+
 def test_grpo_divides_by_the_unbiased_standard_deviation():
     """Rewards 0, 0, 0, 1: mean 1/4, unbiased variance 1/4, so 1 becomes 3/4 over 1/2."""
-    found = grpo([0.0, 0.0, 0.0, 1.0])
+    found = normalised([0.0, 0.0, 0.0, 1.0])
 
     np.testing.assert_allclose([-0.5, -0.5, -0.5, 1.5], found, rtol=1e-5)
 
 
 def test_dr_grpo_leaves_the_standard_deviation_out():
     """Without it the advantage is the reward less the mean."""
-    np.testing.assert_allclose([-0.25, -0.25, -0.25, 0.75], grpo([0.0, 0.0, 0.0, 1.0], std=False))
+    np.testing.assert_allclose([-0.25, -0.25, -0.25, 0.75], normalised([0.0, 0.0, 0.0, 1.0], std=False))
 
 
 def test_rloo_compares_each_sibling_with_the_others():
@@ -26,17 +48,56 @@ def test_rloo_compares_each_sibling_with_the_others():
     np.testing.assert_allclose([-1 / 3, -1 / 3, -1 / 3, 1.0], rloo([0.0, 0.0, 0.0, 1.0]), rtol=1e-6)
 
 
+def test_reinforce_plus_plus_compares_each_sample_with_all_of_the_step():
+    """Groups (0, 0) and (0, 1): the mean is 1/4 and the standard deviation 1/2, whose group it is does not matter."""
+    found = of_step([[0.0, 0.0], [0.0, 1.0]], Estimator.REINFORCE_PLUS_PLUS)
+
+    np.testing.assert_allclose([-0.5, -0.5, -0.5, 1.5], found, rtol=1e-5)
+
+
+def test_the_group_estimators_never_look_beyond_the_group():
+    """A group of high rewards beside one of low ones: each is centred by itself."""
+    found = of_step([[0.0, 1.0], [10.0, 14.0]], Estimator.GRPO, std=False)
+
+    assert found == [-0.5, 0.5, -2.0, 2.0]
+
+
+# ---- beside verl
+
+
+@pytest.mark.parametrize(
+    ("name", "estimator", "std"),
+    [
+        ("grpo", Estimator.GRPO, True),
+        ("dr_grpo", Estimator.GRPO, False),
+        ("rloo", Estimator.RLOO, True),
+        ("reinforce++", Estimator.REINFORCE_PLUS_PLUS, True),
+    ],
+)
+@pytest.mark.parametrize("case", VERL["groups"])
+def test_the_estimators_are_those_of_verl(case, name, estimator, std):
+    """Same rewards, same advantages; verl's own epsilon is 1e-8 under the root for REINFORCE++."""
+    bounds = pairwise(np.cumsum([0, *case["sizes"]]))
+
+    found = of_step([case["rewards"][a:b] for a, b in bounds], estimator, std=std)
+
+    np.testing.assert_allclose(found, case["advantages"][name], rtol=1e-5, atol=1e-6)
+
+
+# ---- properties
+
+
 @pytest.mark.parametrize("estimator", list(Estimator))
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, -3.7])
-def test_a_group_without_variance_has_exactly_zero_advantage(estimator, value):
+def test_peers_without_variance_have_exactly_zero_advantage(estimator, value):
     """No rounding noise is blown up by the small denominator."""
-    assert advantages([value] * 7, estimator, std=True).tolist() == [0.0] * 7
+    assert of_step([[value] * 7], estimator) == [0.0] * 7
 
 
 @pytest.mark.parametrize("estimator", list(Estimator))
-def test_a_single_sibling_has_no_baseline_and_no_advantage(estimator):
-    """Nothing is learnt from a group of one."""
-    assert advantages([5.0], estimator, std=True).tolist() == [0.0]
+def test_a_single_sample_has_no_baseline_and_no_advantage(estimator):
+    """Nothing is learnt from a group of one that is the whole step."""
+    assert of_step([[5.0]], estimator) == [0.0]
 
 
 @given(rewards, st.randoms())
@@ -45,16 +106,44 @@ def test_advantages_do_not_depend_on_the_order_of_siblings(values, random):
     order = list(range(len(values)))
     random.shuffle(order)
 
-    shuffled = grpo([values[i] for i in order])
+    shuffled = normalised([values[i] for i in order])
 
-    np.testing.assert_allclose(grpo(values)[order], shuffled, atol=1e-4)
+    np.testing.assert_allclose(normalised(values)[order], shuffled, atol=1e-4)
 
 
-@given(rewards)
-def test_advantages_of_a_group_sum_to_zero(values):
+@given(rewards, st.sampled_from(list(Estimator)), st.booleans())
+def test_advantages_of_peers_sum_to_zero(values, estimator, std):
     """Every estimator is centred."""
-    for found in (grpo(values), grpo(values, std=False), rloo(values)):
-        assert abs(float(found.sum())) < 1e-3
+    assert abs(float(outcome_advantages(values, estimator, std=std).sum())) < 1e-6
+
+
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=12))
+def test_rloo_is_the_centred_reward_scaled_by_n_over_n_minus_1(values):
+    """Leaving oneself out of the mean stretches the distance to it, and does nothing else."""
+    scale = len(values) / (len(values) - 1)
+
+    np.testing.assert_allclose(rloo(values), normalised(values, std=False) * scale, atol=1e-9)
+
+
+@given(st.lists(st.lists(st.integers(-3, 3), min_size=1, max_size=4), min_size=1, max_size=4))
+def test_reinforce_plus_plus_does_not_know_groups(groups):
+    """The same rewards in other groups have the same advantages."""
+    flat = [float(value) for group in groups for value in group]
+
+    apart = of_step([[float(v) for v in group] for group in groups], Estimator.REINFORCE_PLUS_PLUS)
+
+    assert apart == of_step([flat], Estimator.REINFORCE_PLUS_PLUS)
+
+
+@given(rewards, st.booleans())
+def test_reinforce_plus_plus_over_one_group_is_grpo(values, std):
+    """The step is the group."""
+    one = [values]
+
+    assert of_step(one, Estimator.REINFORCE_PLUS_PLUS, std=std) == of_step(one, Estimator.GRPO, std=std)
+
+
+# ---- what is written down
 
 
 def test_the_digest_is_over_the_rounded_values_in_order():
@@ -63,6 +152,14 @@ def test_the_digest_is_over_the_rounded_values_in_order():
 
     assert advantage_digest(values) == advantage_digest(values.copy())
     assert advantage_digest(values) != advantage_digest(values[::-1])
+
+
+def test_one_advantage_per_sample_has_the_digest_of_the_plain_float32_array():
+    """Runs that were recorded long ago replay to the digests in their log."""
+    found = step_advantages([graded(0.0, 1.0), graded(1.0, 0.25)], Estimator.GRPO, std=False)
+
+    flat = np.array([-0.5, 0.5, 0.375, -0.375], dtype="<f4")
+    assert hashlib.sha256(flat.tobytes()).hexdigest() == advantage_digest(found)
 
 
 @pytest.mark.parametrize(("tokens", "expected"), [(0, 0.0), (80, 0.0), (90, -0.5), (100, -1.0), (500, -1.0)])
