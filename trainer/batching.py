@@ -1,8 +1,9 @@
 """Token records -> tensors: which tokens are trained, at what temperature they were drawn, and who shares a pass.
 
-A transcript of k segments becomes k sequences with one advantage. A sequence keeps, for each sampled token, its
-recorded log-prob, the temperature it was drawn at, its lag, and whether it is trained on. Micro-batches collect
-sequences of like length so that little is padded; they only split a sum, so they never change the gradient.
+A transcript of k segments becomes k sequences with one advantage, or one per turn; each sampled token is in exactly one
+of them. A sequence keeps, for each sampled token, its turn, its recorded log-prob, the temperature it was drawn at,
+its lag, and whether it is trained on. Micro-batches collect sequences of like length so that little is padded; they
+only split a sum, so they never change the gradient.
 
 Sequences are padded on the right. Under causal attention no real token looks at what follows it, so no attention mask
 is needed and the padding's value does not matter. This file does not know groups or losses.
@@ -11,7 +12,7 @@ is needed and the padding's value does not matter. This file does not know group
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -46,8 +47,10 @@ class TokenSequence:
     """Trainer steps between sampling and use, (P,)."""
     trained: Floats
     """1.0 where the token is trained on, (P,)."""
-    advantage: float
-    """Of the sample."""
+    advantage: float | Floats
+    """Of all sampled tokens, or of each, (P,)."""
+    turns: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Turn of the episode in which each was sampled, (P,); empty where nobody asks."""
     share: float = 1.0
     """Its part of the sample's trained tokens; less than 1 where a history was rewritten and a sample has segments."""
 
@@ -90,7 +93,7 @@ class MicroBatch:
 
 def sequences(
     transcript: Transcript,
-    advantage: float,
+    advantage: float | Floats,
     *,
     lag: Callable[[int], int],
     max_lag: int,
@@ -101,7 +104,7 @@ def sequences(
 
     Args:
         transcript: the token record.
-        advantage: of the sample.
+        advantage: of the sample, or of each of its turns.
         lag: version -> trainer steps since.
         max_lag: tokens with a larger lag are not trained on.
         vocabulary: number of ids the model knows.
@@ -119,6 +122,7 @@ def sequences(
         _check_span(span)
         temperature[span.start : span.stop] = span.sampling.temperature
         lags[span.start : span.stop] = lag(span.version)
+    turns = _turn_of_each(transcript)
     bounds = [*transcript.segments, len(ids)]
     found = []
     for start, stop in pairwise(bounds):
@@ -136,11 +140,29 @@ def sequences(
                 temperature=temperature[here],
                 lag=lags[here],
                 trained=((lags[here] <= max_lag) & trained).astype(np.float32),
-                advantage=advantage,
+                advantage=_of_tokens(advantage, turns[here]),
+                turns=turns[here],
             )
         )
     total = sum(sequence.trained_count for sequence in found)
     return [replace(sequence, share=sequence.trained_count / total) for sequence in found] if total else found
+
+
+def _turn_of_each(transcript: Transcript) -> Ints:
+    """Return the turn that each token of a record was sampled in, (T,); -1 where it was sampled in none."""
+    turns = np.full(len(transcript.mask), -1, dtype=np.int64)
+    for number, turn in enumerate(transcript.turns):
+        turns[turn.sampled : turn.stop] = number
+    return turns
+
+
+def _of_tokens(advantage: float | Floats, turns: Ints) -> float | Floats:
+    values = np.asarray(advantage, dtype=np.float32)
+    if not values.ndim:
+        return float(values)
+    if turns.min() < 0 or turns.max() >= len(values):
+        raise UntrainableTranscript(f"tokens were sampled outside of the {len(values)} turns that have an advantage")
+    return values[turns]
 
 
 def _check_span(span: SampledSpan) -> None:
@@ -205,8 +227,12 @@ def _tensors(batch: Sequence[TokenSequence], members: tuple[int, ...], device: s
         rollout=tensor(np.concatenate([s.rollout for s in batch])),
         lag=tensor(np.concatenate([s.lag for s in batch])),
         trained=tensor(np.concatenate([s.trained for s in batch])),
-        advantages=tensor(np.repeat(np.array([s.advantage for s in batch], dtype=np.float32), counts)),
+        advantages=tensor(np.concatenate([_one_each(s.advantage, len(s.positions)) for s in batch])),
         equal=tensor(
             np.concatenate([s.trained * s.share / max(s.trained_count, 1.0) for s in batch]).astype(np.float32)
         ),
     )
+
+
+def _one_each(advantage: float | Floats, count: int) -> Floats:
+    return np.broadcast_to(np.asarray(advantage, dtype=np.float32), count)

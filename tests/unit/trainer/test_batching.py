@@ -15,16 +15,15 @@ def transcript(turns, *, versions=None, sampling=None, segments=(0,), mode="proc
         start = len(tokens)
         tokens += [*prompt, *answer]
         mask += [0] * len(prompt) + [1] * len(answer)
-        spans.append(
-            SampledSpan(
-                start=start + len(prompt),
-                stop=len(tokens),
-                version=versions[number] if versions else 0,
-                sampling=sampling[number] if sampling else Sampling(),
-                dtype="float32",
-                logprobs_mode=mode,
-            )
+        span = SampledSpan(
+            start=start + len(prompt),
+            stop=len(tokens),
+            version=versions[number] if versions else 0,
+            sampling=sampling[number] if sampling else Sampling(),
+            dtype="float32",
+            logprobs_mode=mode,
         )
+        spans += [span] if answer else []
         made.append(
             Turn(
                 start=start,
@@ -52,9 +51,9 @@ def transcript(turns, *, versions=None, sampling=None, segments=(0,), mode="proc
     return record
 
 
-def one(record, **changes):
+def one(record, advantage=0.5, **changes):
     values = {"lag": lambda _: 0, "max_lag": 1, "vocabulary": 100}
-    return sequences(record, 0.5, **{**values, **changes})
+    return sequences(record, advantage, **{**values, **changes})
 
 
 def test_each_sampled_token_knows_its_logprob_and_place():
@@ -94,6 +93,45 @@ def test_segments_become_sequences_with_one_advantage():
     assert [s.tokens.tolist() for s in found] == [[1, 2], [3, 4, 5]]
     assert [s.positions.tolist() for s in found] == [[1], [2]]
     assert {s.advantage for s in found} == {0.5}
+
+
+def test_each_token_has_the_advantage_of_its_turn_in_whatever_segment_it_is():
+    """Three turns in two segments; turns are those of the episode, positions those of the segment."""
+    record = transcript([([1], [2]), ([3], [4, 5]), ([6, 7], [8])], segments=(0, 5))
+
+    first, second = one(record, np.array([0.1, 0.2, 0.3], dtype=np.float32))
+    (micro,) = micro_batches([first, second], 100)
+
+    assert (first.turns.tolist(), second.turns.tolist()) == ([0, 1, 1], [2])
+    np.testing.assert_allclose(micro.advantages[micro.rows == list(micro.members).index(0)], [0.1, 0.2, 0.2])
+    np.testing.assert_allclose(micro.advantages[micro.rows == list(micro.members).index(1)], [0.3])
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 3), st.booleans()), min_size=1, max_size=8))
+def test_each_sampled_token_is_in_exactly_one_segment_with_its_own_values(turns):
+    """However history was rewritten, the sequences hold the sampled tokens once, in order."""
+    ids = iter(range(1, 200))
+    made = [([next(ids) for _ in range(prompt)], [next(ids) for _ in range(answer)]) for prompt, answer, _ in turns]
+    lengths = np.cumsum([0, *(len(p) + len(a) for p, a in made)])
+    segments = (0, *(int(n) for n, (_, _, anew) in zip(lengths[1:-1], turns[1:], strict=True) if anew))
+
+    found = one(transcript(made, segments=segments), np.arange(len(turns), dtype=np.float32), vocabulary=200)
+
+    tokens = [int(token) for s in found for token in s.tokens[s.positions]]
+    assert tokens == [token for _, answer in made for token in answer]
+    assert [int(t) for s in found for t in s.turns] == [
+        number for number, (_, answer) in enumerate(made) for _ in answer
+    ]
+    assert [float(a) for s in found for a in s.advantage] == [float(t) for s in found for t in s.turns]
+    np.testing.assert_allclose(
+        np.concatenate([[], *(s.rollout for s in found)]), [-0.01 * t for t in tokens], rtol=1e-6
+    )
+
+
+def test_an_advantage_for_other_turns_than_there_are_is_refused():
+    """Nothing is shifted or padded."""
+    with pytest.raises(UntrainableTranscript, match="outside of the 1 turns"):
+        one(transcript([([1], [2]), ([3], [4])]), np.zeros(1, dtype=np.float32))
 
 
 @pytest.mark.parametrize(
