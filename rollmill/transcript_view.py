@@ -55,7 +55,9 @@ def ending(trajectory: Trajectory) -> str:
     if isinstance(outcome, Completed):
         parts = ", ".join(f"{name} {value:g}" for name, value in outcome.components.items())
         stop = trajectory.stop.value if trajectory.stop else "?"
-        return f"ended by {stop}; reward {outcome.reward:g} ({parts}); success {outcome.success:g}"
+        by_turn = "".join(f" {reward:g}" for reward in outcome.turn_rewards)
+        ended = f"ended by {stop}; reward {outcome.reward:g} ({parts}); success {outcome.success:g}"
+        return f"{ended}; by turn{by_turn}" if by_turn else ended
     if isinstance(outcome, Failed):
         return visible(f"failed ({outcome.kind.value} at {outcome.boundary.value}): {outcome.cause}")
     return visible(f"{type(outcome).__name__.lower()}: {outcome.cause}")

@@ -81,6 +81,8 @@ class Completed(Part, frozen=True, kw_only=True, tag_field="outcome", tag="compl
     """Unshaped success in [0, 1]; the variance test reads this."""
     truncated: bool
     """A limit on the policy ended the episode."""
+    turn_rewards: tuple[float, ...] = ()
+    """Process reward of each turn, beside the components and not in `reward`; none where the family gives none."""
 
 
 class Failed(Part, frozen=True, kw_only=True, tag_field="outcome", tag="failed"):

@@ -22,7 +22,7 @@ class Toy:
     """Says words to a scripted environment.
 
     A payload may hold `raise_in` (a method of the family or of the environment), `length` (turns until done),
-    `components` and `success` (the grade), or `numpy` (a grade in numpy's numbers).
+    `components`, `success` and `turn_rewards` (the grade), or `numpy` (a grade in numpy's numbers).
     """
 
     family = "toy"
@@ -52,7 +52,11 @@ class Toy:
         payload = rollout.task.payload
         if payload.get("numpy"):
             return Grade(components={"said": np.float32(0.5)}, success=np.bool_(True))
-        return Grade(components=payload.get("components", {"said": 1.0}), success=payload.get("success", 1.0))
+        return Grade(
+            components=payload.get("components", {"said": 1.0}),
+            success=payload.get("success", 1.0),
+            turn_rewards=payload.get("turn_rewards", ()),
+        )
 
     def _may_raise(self, task: Task, method: str) -> None:
         if task.payload.get("raise_in") == method:

@@ -9,6 +9,14 @@ The first three look at one group, REINFORCE++ at all samples of a step: its pee
 what the mean is over; common code takes every token of the batch, so that a long answer weighs more. Here a sample
 counts once, as in every other statistic. Its per-token KL penalty is the KL term of the loss.
 
+With process rewards a sample has one advantage per turn, for any of these (`r` = process rewards, `A` = as above):
+
+    G_it = sum of r_iu over u >= t        return-to-go, undiscounted
+    A_it = (G_it - mean(G)) / (std(G) + 1e-6) + A_i        mean and std over all turns of all peers
+
+A sibling without process rewards in a group that has some earned 0 in each turn. Leaving the own turns out of the
+mean, as RLOO does for outcomes, has no one meaning for returns that depend on each other: it is the same here.
+
 Computed in float64 and rounded once to float32: that rounding is what the digest is over. Peers without variance
 give exact zeros, not rounding noise blown up by the small denominator. Only completed siblings are given to these
 functions; which ones those are is decided in `groups.py`.
@@ -41,9 +49,19 @@ class Graded(Protocol):
         """Shaped reward of the sample."""
         ...
 
+    @property
+    def turns(self) -> int:
+        """Turns of its episode."""
+        ...
+
+    @property
+    def turn_rewards(self) -> tuple[float, ...]:
+        """Process reward of each turn, or none."""
+        ...
+
 
 def step_advantages(groups: Sequence[Sequence[Graded]], estimator: Estimator, *, std: bool) -> tuple[Advantages, ...]:
-    """Return the advantage of each sample of a step, in order; each is one number, shape ().
+    """Return the advantage of each sample of a step, in order: one number, shape (), or one per turn, (turns,).
 
     Args:
         groups: the graded siblings of each group.
@@ -56,7 +74,10 @@ def step_advantages(groups: Sequence[Sequence[Graded]], estimator: Estimator, *,
 
 def _of_peers(peers: Sequence[Graded], estimator: Estimator, *, std: bool) -> list[Advantages]:
     outcome = outcome_advantages([peer.reward for peer in peers], estimator, std=std)
-    return [_rounded(value) for value in outcome]
+    if not any(peer.turn_rewards for peer in peers):
+        return [_rounded(value) for value in outcome]
+    process = process_advantages([peer.turn_rewards or (0.0,) * peer.turns for peer in peers], std=std)
+    return [_rounded(of_turns + value) for of_turns, value in zip(process, outcome, strict=True)]
 
 
 def outcome_advantages(rewards: Sequence[float], estimator: Estimator, *, std: bool) -> Doubles:
@@ -66,6 +87,13 @@ def outcome_advantages(rewards: Sequence[float], estimator: Estimator, *, std: b
             return normalised(rewards, std=std)
         case Estimator.RLOO:
             return rloo(rewards)
+
+
+def process_advantages(turn_rewards: Sequence[Sequence[float]], *, std: bool) -> list[Doubles]:
+    """Return the normalised return-to-go of each turn of each peer, (turns,) each."""
+    to_go = [np.cumsum(np.asarray(rewards, dtype=np.float64)[::-1])[::-1] for rewards in turn_rewards]
+    together = normalised(np.concatenate(to_go), std=std)
+    return np.split(together, np.cumsum([len(found) for found in to_go])[:-1])
 
 
 def normalised(values: npt.ArrayLike, *, std: bool = True) -> Doubles:

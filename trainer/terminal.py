@@ -21,7 +21,7 @@ from trainer.config import Overlong
 
 
 class UnusableReward(RollmillError):
-    """A graded record carries a reward that is no number."""
+    """A graded record carries a reward that is no number, or that belongs to no turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,10 @@ class Terminal:
     """Unshaped success."""
     truncated: bool = False
     """A limit ended the episode, not the policy or the task."""
+    turns: int = 0
+    """Turns of the episode."""
+    turn_rewards: tuple[float, ...] = ()
+    """Process reward of each turn; none where the family gives none."""
     sampled: tuple[tuple[int, int], ...] = ()
     """(version, sampled tokens), one per span."""
     transcript: Transcript | None = None
@@ -77,7 +81,7 @@ def terminal(received: Received[Trajectory], overlong: Overlong | None, *, keep_
         keep_tokens: hold on to the token record.
 
     Raises:
-        UnusableReward: the record was graded with a reward or success that is not finite.
+        UnusableReward: the record was graded with what is not finite, or with process rewards of other turns.
     """
     trajectory, task = received.message, received.message.task
     outcome, transcript = trajectory.outcome, trajectory.transcript
@@ -93,10 +97,11 @@ def terminal(received: Received[Trajectory], overlong: Overlong | None, *, keep_
     )
     if not isinstance(outcome, Completed):
         return common
-    if not (math.isfinite(outcome.reward) and math.isfinite(outcome.success)):
+    turns = len(transcript.turns) if transcript else 0
+    if flaw := _flaw(outcome, turns):
         raise UnusableReward(
-            f"{task.group}/{task.sample} at offset {common.offset} has reward {outcome.reward} and success "
-            f"{outcome.success}; the grader of family {task.family!r} must return finite numbers"
+            f"{task.group}/{task.sample} at offset {common.offset} has {flaw}; the grader of family {task.family!r} "
+            f"must return finite numbers, and one process reward per turn or none"
         )
     spans = transcript.spans if transcript else ()
     tokens = transcript.sampled_count if transcript else 0
@@ -106,6 +111,18 @@ def terminal(received: Received[Trajectory], overlong: Overlong | None, *, keep_
         reward=outcome.reward + soft_overlong(tokens, overlong),
         success=outcome.success,
         truncated=outcome.truncated,
+        turns=turns,
+        turn_rewards=outcome.turn_rewards,
         sampled=tuple((span.version, span.stop - span.start) for span in spans),
         transcript=transcript if keep_tokens else None,
     )
+
+
+def _flaw(outcome: Completed, turns: int) -> str:
+    """Return what a grade cannot be used for; empty if it can."""
+    if not all(map(math.isfinite, (outcome.reward, outcome.success, *outcome.turn_rewards))):
+        of_turns = f" and process rewards {outcome.turn_rewards}" if outcome.turn_rewards else ""
+        return f"reward {outcome.reward} and success {outcome.success}{of_turns}"
+    if outcome.turn_rewards and len(outcome.turn_rewards) != turns:
+        return f"{len(outcome.turn_rewards)} process rewards for {turns} turns"
+    return ""

@@ -55,6 +55,8 @@ class Grade:
     """Reward by component; the shaped reward is their sum."""
     success: float
     """Unshaped success in [0, 1]."""
+    turn_rewards: tuple[float, ...] = ()
+    """Process reward of each turn of the transcript, such as a milestone when it is first reached; not in the sum."""
 
 
 class Handler(Protocol):

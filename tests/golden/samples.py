@@ -138,7 +138,13 @@ SAMPLES: dict[str, Message] = {
     ),
     "rollmill.trajectory": Trajectory(
         task=TASK,
-        outcome=Completed(components={"door": 0.0, "format": -0.5}, reward=-0.5, success=0.0, truncated=False),
+        outcome=Completed(
+            components={"door": 0.0, "format": -0.5},
+            reward=-0.5,
+            success=0.0,
+            truncated=False,
+            turn_rewards=(0.25, 0.0),
+        ),
         transcript=TRANSCRIPT,
         verdict=VERDICT,
         stop=StopReason.INVALID_ACTION,
@@ -232,8 +238,11 @@ SAMPLES: dict[str, Message] = {
 }
 """File name -> message. The name is the wire type, with what tells the variants apart."""
 
+BEFORE_TURN_REWARDS = Completed(components={"door": 0.0, "format": -0.5}, reward=-0.5, success=0.0, truncated=False)
+
 OLDER: dict[str, Message] = {
     "rollmill.rollout.1": msgspec.structs.replace(SAMPLES["rollmill.rollout"], gradings=0),
+    "rollmill.trajectory.1": msgspec.structs.replace(SAMPLES["rollmill.trajectory"], outcome=BEFORE_TURN_REWARDS),
 }
 """File name -> message that it means now: bytes of writers from before a field was added; logs still hold them."""
 

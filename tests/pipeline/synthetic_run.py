@@ -73,7 +73,7 @@ def task(number, sample, *, run=RUN, admission=None):
     )
 
 
-def trajectory(task, success, *, version=0, seed=0):
+def trajectory(task, success, *, version=0, seed=0, turn_rewards=(), truncated=False):
     """Return a graded trajectory of two turns."""
     draw = np.random.default_rng([seed, task.row, task.sample])
     tokens = draw.integers(0, VOCABULARY, 10)
@@ -110,7 +110,9 @@ def trajectory(task, success, *, version=0, seed=0):
         spans=tuple(spans),
         turns=tuple(turns),
     )
-    outcome = Completed(components={"done": success}, reward=success, success=success, truncated=False)
+    outcome = Completed(
+        components={"done": success}, reward=success, success=success, truncated=truncated, turn_rewards=turn_rewards
+    )
     return Trajectory(task=task, outcome=outcome, transcript=record, verdict={}, stage="eval")
 
 
@@ -125,18 +127,32 @@ def cancelled(task):
     return Trajectory(task=task, outcome=Cancelled(cause="made up"), stage="reaper")
 
 
-async def record_trajectories(bus, *, groups=30, seed=0):
-    """Publish interleaved trajectories of many groups, with repeats, failures and another run's between them."""
+async def record_trajectories(bus, *, groups=30, seed=0, process=False):
+    """Publish interleaved trajectories of many groups, with repeats, failures and another run's between them.
+
+    With `process` most of them have process rewards, and some are truncated.
+    """
     draw = random.Random(seed)
     publisher = Publisher(bus, SystemClock(), "test")
     pending = [(g, s) for g in range(groups) for s in range(SAMPLES)]
     pending.sort(key=lambda item: item[0] + draw.random() * 4)
     for number, sample in pending:
         what = task(number, sample)
-        made = failure(what) if draw.random() < 0.08 else trajectory(what, float(draw.random() < 0.5), seed=seed)
+        more = _process(number, sample) if process else {}
+        if draw.random() < 0.08:
+            made = failure(what)
+        else:
+            made = trajectory(what, float(draw.random() < 0.5), seed=seed, **more)
         await publisher.publish(TRAJECTORIES, made)
         if draw.random() < 0.1:
             await publisher.publish(TRAJECTORIES, trajectory(what, 1.0, seed=seed + 1))
+
+
+def _process(number, sample):
+    """Return what only some families and some endings have."""
+    draw = random.Random(number * SAMPLES + sample)
+    turn_rewards = () if draw.random() < 0.2 else (draw.choice([0.0, 0.5]), draw.choice([0.0, 0.25]))
+    return {"turn_rewards": turn_rewards, "truncated": draw.random() < 0.3}
 
 
 async def decisions(bus, run=RUN):

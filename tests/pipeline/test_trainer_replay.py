@@ -35,10 +35,10 @@ def model(tmp_path_factory):
     return directory
 
 
-async def trained(model, tmp_path, **changes):
+async def trained(model, tmp_path, *, process=False, **changes):
     """Return a bus with a finished run on it."""
     bus = await memory_bus()
-    await record_trajectories(bus)
+    await record_trajectories(bus, process=process)
     async with asyncio.timeout(60):
         await loop.run(run_config(tmp_path, model, **changes), bus, CLOCK)
     return bus
@@ -60,6 +60,18 @@ async def test_a_run_replays_to_the_same_digests_twice(model, tmp_path):
     assert (first.equal, len(first.steps), first.all_equal) == (4, 4, True)
     assert first.drops > 0
     assert first.summary() == "4/4 digests equal"
+
+
+async def test_advantages_of_single_turns_replay_too(model, tmp_path):
+    """Process rewards are in the record, so no token is needed to make them again."""
+    bus = await trained(model, tmp_path, process=True)
+    changed = [d.advantage_digest for _, d in await decisions(bus) if isinstance(d, StepDecided)]
+
+    report = await replay(bus, CLOCK, RUN)
+
+    assert report.all_equal, report.summary()
+    plain = await trained(model, tmp_path / "plain")
+    assert all(d.advantage_digest not in changed for _, d in await decisions(plain) if isinstance(d, StepDecided))
 
 
 async def test_the_last_steps_can_be_asked_for(model, tmp_path):

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
 from infra.errors import Failure
 from schemas.messages import Rollout
 from schemas.outcome import Boundary, Completed, FailureKind, StopReason
-from schemas.transcript import Transcript
+from schemas.transcript import Transcript, Turn
 from stages.eval.stage import grade
 from tests.logs import make_task
 
 EMPTY = Transcript(tokens=b"", mask=b"", logprobs=b"", spans=(), turns=())
+TURN = Turn(start=0, sampled=1, stop=1, valid=False, action="", finish="stop", began_ms=0, generated_ms=0, ended_ms=0)
+TWO_TURNS = msgspec.structs.replace(EMPTY, turns=(TURN, TURN))
 
 pytestmark = pytest.mark.usefixtures("families")
 
 
-def rollout(payload=None, *, family="toy", stop=StopReason.DONE):
+def rollout(payload=None, *, family="toy", stop=StopReason.DONE, transcript=EMPTY):
     return Rollout(
         task=make_task(family=family, payload=payload or {}),
-        transcript=EMPTY,
+        transcript=transcript,
         verdict={"actions": ["hello"]},
         stop=stop,
         backend="scripted",
@@ -83,6 +86,9 @@ async def test_a_handler_that_raises_in_grade_is_a_typed_failure():
         ({"success": math.nan}, "success is nan"),
         ({"success": 1.5}, r"success is 1.5, outside \[0, 1\]"),
         ({"success": -0.1}, "outside"),
+        ({"turn_rewards": [0.0, math.nan]}, "the reward of turn 1 is nan"),
+        ({"turn_rewards": [1.0]}, "1 process rewards for 0 turns: give one for each turn, or none"),
+        ({"turn_rewards": None}, "TypeError"),
     ],
 )
 async def test_a_grade_that_is_no_finite_number_is_the_graders_failure(payload, says):
@@ -91,6 +97,16 @@ async def test_a_grade_that_is_no_finite_number_is_the_graders_failure(payload, 
         await grade(rollout(payload))
 
     assert (FailureKind.HANDLER, Boundary.HANDLER_GRADE) == (caught.value.kind, caught.value.boundary)
+
+
+async def test_process_rewards_stand_beside_the_reward_one_per_turn():
+    """They say which turn was good; the shaped reward stays the sum of the components."""
+    given = rollout({"turn_rewards": [0, 0.5]}, transcript=TWO_TURNS)
+
+    outcome = (await grade(given)).message.outcome
+
+    assert (1.0, (0.0, 0.5)) == (outcome.reward, outcome.turn_rewards)
+    assert {float} == set(map(type, outcome.turn_rewards))
 
 
 async def test_a_grader_may_count_with_numpy():

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.advantages import advantage_digest, normalised, outcome_advantages, rloo, soft_overlong, step_advantages
+from trainer.advantages import (
+    advantage_digest,
+    normalised,
+    outcome_advantages,
+    process_advantages,
+    rloo,
+    soft_overlong,
+    step_advantages,
+)
 from trainer.config import Estimator, Overlong
 
 VERL = json.loads(Path(__file__).with_name("verl_reference.json").read_text())
@@ -20,7 +28,14 @@ rewards = st.lists(st.floats(-10, 10, allow_nan=False), min_size=1, max_size=12)
 
 def graded(*values):
     """Return samples that have nothing but a reward."""
-    return [SimpleNamespace(reward=value) for value in values]
+    return [sample(value) for value in values]
+
+
+def sample(reward, *turn_rewards, turns=None):
+    """Return a sample with process rewards, or with none in so many turns."""
+    return SimpleNamespace(
+        reward=reward, turn_rewards=turn_rewards, turns=len(turn_rewards) if turns is None else turns
+    )
 
 
 def of_step(groups, estimator, *, std=True):
@@ -60,6 +75,51 @@ def test_the_group_estimators_never_look_beyond_the_group():
     found = of_step([[0.0, 1.0], [10.0, 14.0]], Estimator.GRPO, std=False)
 
     assert found == [-0.5, 0.5, -2.0, 2.0]
+
+
+# ---- process rewards, by hand
+
+
+def test_a_turn_has_the_normalised_return_from_it_on_and_the_outcome_advantage():
+    """Returns-to-go (1, 1, 0) and (2): mean 1, unbiased variance 2/3; outcomes 1 and 0 are +-1/2 without std.
+
+    With it the outcome is +-1/sqrt(2), and the returns are (0, 0, -1, 1) / sqrt(2/3).
+    """
+    group = [sample(1.0, 0.0, 1.0, 0.0), sample(0.0, 2.0)]
+
+    plain = step_advantages([group], Estimator.GRPO, std=False)
+    scaled = step_advantages([group], Estimator.GRPO, std=True)
+
+    assert [[0.5, 0.5, -0.5], [0.5]] == [a.tolist() for a in plain]
+    np.testing.assert_allclose([0.70711, 0.70711, 0.70711 - 1.22474], scaled[0], atol=1e-5)
+    np.testing.assert_allclose([1.22474 - 0.70711], scaled[1], atol=1e-5)
+
+
+def test_a_sibling_without_process_rewards_earned_nothing_in_each_of_its_turns():
+    """Returns-to-go (1) and (0, 0): mean 1/3."""
+    group = [sample(0.0, 1.0), sample(0.0, turns=2)]
+
+    first, second = step_advantages([group], Estimator.RLOO, std=False)
+
+    np.testing.assert_allclose([2 / 3], first, rtol=1e-6)
+    np.testing.assert_allclose([-1 / 3, -1 / 3], second, rtol=1e-6)
+
+
+def test_groups_without_process_rewards_are_not_touched_by_those_with_them():
+    """One step may hold several families."""
+    plain, process = graded(0.0, 1.0), [sample(0.0, 1.0), sample(1.0, 0.0)]
+
+    found = step_advantages([plain, process], Estimator.GRPO, std=False)
+
+    assert [(), (), (1,), (1,)] == [a.shape for a in found]
+    assert [float(a) for a in found[:2]] == of_step([[0.0, 1.0]], Estimator.GRPO, std=False)
+
+
+def test_reinforce_plus_plus_normalises_process_rewards_over_the_step():
+    """Returns-to-go 1 and 3 in two groups of one: +-1, and outcomes without a difference add nothing."""
+    found = step_advantages([[sample(1.0, 1.0)], [sample(1.0, 3.0)]], Estimator.REINFORCE_PLUS_PLUS, std=False)
+
+    assert [[-1.0], [1.0]] == [a.tolist() for a in found]
 
 
 # ---- beside verl
@@ -143,6 +203,24 @@ def test_reinforce_plus_plus_over_one_group_is_grpo(values, std):
     assert of_step(one, Estimator.REINFORCE_PLUS_PLUS, std=std) == of_step(one, Estimator.GRPO, std=std)
 
 
+@given(st.lists(st.lists(st.floats(-10, 10), min_size=1, max_size=5), min_size=1, max_size=5), st.booleans())
+def test_process_advantages_sum_to_zero_over_all_turns(turns, std):
+    """They are centred over the turns of all siblings, not over each one's own."""
+    total = sum(float(a.sum()) for a in process_advantages(turns, std=std))
+
+    assert abs(total) < 1e-5
+
+
+@given(rewards, st.floats(-5, 5), st.sampled_from(list(Estimator)))
+def test_process_rewards_without_a_difference_leave_the_outcome_advantage(values, reward, estimator):
+    """The same reward in the one turn of each sibling says nothing."""
+    group = [sample(value, reward) for value in values]
+
+    found = step_advantages([group], estimator, std=True)
+
+    assert [float(a[0]) for a in found] == of_step([values], estimator)
+
+
 # ---- what is written down
 
 
@@ -160,6 +238,15 @@ def test_one_advantage_per_sample_has_the_digest_of_the_plain_float32_array():
 
     flat = np.array([-0.5, 0.5, 0.375, -0.375], dtype="<f4")
     assert hashlib.sha256(flat.tobytes()).hexdigest() == advantage_digest(found)
+
+
+def test_the_digest_covers_the_advantage_of_each_turn():
+    """Another process reward is another digest."""
+    one, other = (
+        step_advantages([[sample(0.0, 0.0, r), sample(0.0, 1.0)]], Estimator.GRPO, std=True) for r in (0.25, 0.5)
+    )
+
+    assert advantage_digest(one) != advantage_digest(other)
 
 
 @pytest.mark.parametrize(("tokens", "expected"), [(0, 0.0), (80, 0.0), (90, -0.5), (100, -1.0), (500, -1.0)])

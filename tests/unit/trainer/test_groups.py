@@ -84,6 +84,17 @@ def test_advantages_are_those_of_each_group_in_the_members_order():
     assert [float(a) for a in step.advantages] == [-0.5, 0.5, 0.5, -0.5]
 
 
+def test_process_rewards_give_each_turn_its_advantage_and_a_digest_of_its_own():
+    """Returns-to-go (1, 0) and (0): mean 1/3; the outcome adds +-1/2."""
+    plain = [end(0, "a", 0, 1.0, turns=2), end(1, "a", 1, turns=1)]
+    milestone = [replace(plain[0], turn_rewards=(1.0, 0.0)), plain[1]]
+
+    (before,), (step,) = (feed(assembler(groups=1, std=False), log) for log in (plain, milestone))
+
+    assert [[round(float(v), 4) for v in a] for a in step.advantages] == [[1.1667, 0.1667], [-0.8333]]
+    assert step.advantage_digest != before.advantage_digest
+
+
 def test_what_was_read_and_not_used_is_listed_by_offset():
     """No disposition is a remainder."""
     log = [end(0, "c", 1), end(1, "a", 0, 1.0), failed(2, "d", 0), end(3, "a", 1), end(4, "b", 0, 1.0), end(5, "b", 1)]
