@@ -27,9 +27,10 @@ from benchmarks.rounds import interleaved
 from trainer.batching import MicroBatch, TokenSequence, micro_batches
 from trainer.config import AlgorithmConfig
 from trainer.importance import ImportanceRule, importance_weights
-from trainer.learner import Learner, StepBatch
+from trainer.learner import Learner
 from trainer.loss import LossRules, TokenBatch, policy_loss
 from trainer.models import create_wordlevel_model
+from trainer.step_batch import StepBatch
 
 SEED = 20_250_401
 """Of the lengths and the tokens."""

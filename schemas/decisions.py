@@ -81,7 +81,8 @@ class StepDecided(Message, frozen=True, kw_only=True, tag="rollmill.step"):
     digest: str
     """SHA-256 over the ordered members (`batch_digest`)."""
     advantage_digest: str
-    """SHA-256 over the float32 advantages in the members' order."""
+    """SHA-256 over the float32 advantages in the members' order, by turn where turns differ; empty if a model made
+    them."""
     buffered: tuple[SampleRef, ...] = ()
     """Accepted completed records before `position` that no decision has used yet."""
 

@@ -25,7 +25,7 @@ functions; which ones those are is decided in `groups.py`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Protocol
 
@@ -63,11 +63,15 @@ class Graded(Protocol):
 def step_advantages(groups: Sequence[Sequence[Graded]], estimator: Estimator, *, std: bool) -> tuple[Advantages, ...]:
     """Return the advantage of each sample of a step, in order: one number, shape (), or one per turn, (turns,).
 
+    Nothing where they need the model: `gae.py` makes them then, from its values.
+
     Args:
         groups: the graded siblings of each group.
         estimator: how rewards become advantages.
         std: divide by the standard deviation, where the estimator knows one.
     """
+    if estimator.needs_model:
+        return ()
     pools = [list(chain.from_iterable(groups))] if estimator is Estimator.REINFORCE_PLUS_PLUS else groups
     return tuple(advantage for pool in pools for advantage in _of_peers(pool, estimator, std=std))
 
@@ -87,6 +91,8 @@ def outcome_advantages(rewards: Sequence[float], estimator: Estimator, *, std: b
             return normalised(rewards, std=std)
         case Estimator.RLOO:
             return rloo(rewards)
+        case Estimator.GAE:
+            raise ValueError("rewards alone do not make these advantages: a value head has to see the tokens")
 
 
 def process_advantages(turn_rewards: Sequence[Sequence[float]], *, std: bool) -> list[Doubles]:
@@ -123,8 +129,10 @@ def soft_overlong(sampled_tokens: int, rule: Overlong | None) -> float:
     return -min(max(excess / rule.cache_tokens, 0.0), 1.0)
 
 
-def advantage_digest(values: Iterable[Advantages]) -> str:
-    """Return the SHA-256 over the float32 little-endian advantages of a step's samples, one after the other."""
+def advantage_digest(values: Sequence[Advantages]) -> str:
+    """Return the SHA-256 over the float32 little-endian advantages of a step's samples; empty if there are none."""
+    if not len(values):
+        return ""
     return hashlib.sha256(b"".join(np.asarray(value, dtype="<f4").tobytes() for value in values)).hexdigest()
 
 

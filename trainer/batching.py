@@ -77,6 +77,8 @@ class MicroBatch:
     """Position whose logits predict it, (P,)."""
     targets: torch.Tensor
     """Its id, (P,)."""
+    ends: torch.Tensor
+    """Position of the last token of each sequence, (B,)."""
     temperature: torch.Tensor
     """(P,)."""
     rollout: torch.Tensor
@@ -99,6 +101,7 @@ def sequences(
     max_lag: int,
     vocabulary: int,
     trained: bool = True,
+    tail: bool = False,
 ) -> list[TokenSequence]:
     """Return the sequences of one sample; none if it holds no sampled token.
 
@@ -109,6 +112,7 @@ def sequences(
         max_lag: tokens with a larger lag are not trained on.
         vocabulary: number of ids the model knows.
         trained: train on the tokens at all.
+        tail: keep what follows the last sampled token, where the state at the end of the record is asked for.
 
     Raises:
         UntrainableTranscript: the record cannot be trained on by this model, or by any.
@@ -129,11 +133,11 @@ def sequences(
         positions = np.flatnonzero(transcript.mask_array[start:stop]).astype(np.int64)
         if not len(positions):
             continue
-        last = int(positions[-1]) + 1
+        # Observations after the last sampled token change nothing that is trained.
+        last = stop - start if tail and stop == len(ids) else int(positions[-1]) + 1
         here = start + positions
         found.append(
             TokenSequence(
-                # Observations after the last sampled token change nothing that is trained.
                 tokens=ids[start : start + last],
                 positions=positions,
                 rollout=transcript.logprob_array[here],
@@ -222,6 +226,7 @@ def _tensors(batch: Sequence[TokenSequence], members: tuple[int, ...], device: s
         ids=tensor(ids),
         rows=tensor(rows),
         columns=tensor(positions - 1),
+        ends=tensor(np.array([len(s) - 1 for s in batch])),
         targets=tensor(ids[rows, positions]),
         temperature=tensor(np.concatenate([s.temperature for s in batch])),
         rollout=tensor(np.concatenate([s.rollout for s in batch])),

@@ -22,6 +22,7 @@ from schemas.identity import RUN_NAME
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Filter(StrEnum):
@@ -44,6 +45,13 @@ class Estimator(StrEnum):
     """Reward less the mean of the other siblings."""
     REINFORCE_PLUS_PLUS = "reinforce++"
     """Reward less the mean of the step's samples, over their standard deviation: no group is needed."""
+    GAE = "gae"
+    """Rewards beside a value head's estimates (PPO): no siblings are needed, but the model is."""
+
+    @property
+    def needs_model(self) -> bool:
+        """Tell whether advantages come from more than rewards, so that replay cannot make them again."""
+        return self is Estimator.GAE
 
 
 class Correction(StrEnum):
@@ -110,6 +118,20 @@ class AlgorithmConfig(Frozen):
     """How rewards become advantages."""
     std: bool = True
     """Divide by the standard deviation (off with `grpo` is Dr. GRPO); `rloo` never does."""
+    credit: Literal["turn", "token"] = "turn"
+    """With `gae`: what has an advantage of its own, turns or sampled tokens."""
+    gamma: Share = 1.0
+    """With `gae`: discount per turn."""
+    gae_lambda: Share = 0.95
+    """With `gae`: weight of what comes later, per turn; 1 has little bias and much variance."""
+    bootstrap_truncated: bool = True
+    """With `gae`: an episode that a limit cut off goes on with the value of its last state; otherwise it ends there."""
+    value_coefficient: NonNegative = 0.1
+    """With `gae`: weight of the value head's loss beside the policy's."""
+    value_clip: NonNegative = 0.2
+    """With `gae`: farthest from its value at step start that the loss rewards a value to move; 0 is any distance."""
+    value_lr: Positive | None = None
+    """With `gae`: learning rate of the value head; it rises and decays as `lr` does, and is `lr` unless given."""
     overlong: Overlong | None = None
     """Soft punishment of long answers; off unless given."""
 

@@ -154,7 +154,7 @@ class Step:
     groups: tuple[Group, ...]
     """Its groups in order."""
     advantages: tuple[Advantages, ...]
-    """Those of each member, in the members' order."""
+    """Those of each member, in the members' order; none where they need the model."""
     position: int
     """Next offset after the record that completed the batch."""
     buffered: tuple[SampleRef, ...]
@@ -179,7 +179,7 @@ class Step:
 
     @property
     def advantage_digest(self) -> str:
-        """What makes their advantages the same."""
+        """What makes their advantages the same; empty where they need the model."""
         return advantage_digest(self.advantages)
 
 

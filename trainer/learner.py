@@ -1,4 +1,6 @@
-"""One trainer step on the model: old log-probs, then epochs of mini-batches with AdamW.
+"""One trainer step on the model: what it says at step start, then epochs of mini-batches with AdamW.
+
+At step start are made the old log-probs, and where advantages need the model its values and the advantages.
 
 Deterministic on the CPU for one number of threads: the mini-batches of an epoch follow from (seed, step, epoch), not
 from a running random state, so a step gives the same weights whether or not the process was restarted before it. The
@@ -18,26 +20,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from infra.errors import ConfigError
 from trainer.batching import MicroBatch, TokenSequence, micro_batches
 from trainer.config import AlgorithmConfig, LossLevel
-from trainer.forward import sampled_logprobs
+from trainer.forward import SampledTokens, sampled_logprobs, sampled_tokens
 from trainer.importance import ImportanceRule, importance_weights
 from trainer.loss import LossParts, LossRules, TokenBatch, policy_loss
+from trainer.step_batch import StepBatch
+from trainer.value import Critic, Judgement
 from trainer.weights import checkpoint_activations, load_model, load_weights, weight_bytes
 
 
 class Interrupted(Exception):
     """A step was given up half-way; the model is no longer that of any step."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepBatch:
-    """What one trainer step trains on."""
-
-    step: int
-    """Number of the step."""
-    groups: tuple[tuple[TokenSequence, ...], ...]
-    """The sequences of each group, in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +67,10 @@ class StepMetrics:
     """Sampled tokens in the batch."""
     masked_share: float = 0.0
     """Share of them left out for their lag."""
+    value_loss: float = 0.0
+    """Mean loss of the value head, before its coefficient; 0 without one."""
+    value_explained: float = 0.0
+    """Share of the variance of returns that the values at step start explain; 0 without a value head."""
     optimizer_steps: int = 0
     """Optimizer steps made in all."""
 
@@ -83,6 +82,7 @@ class _Sums:
     learning_rate: float = 0.0
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
+    value_losses: list[float] = field(default_factory=list)
     trained: float = 0.0
     clipped: float = 0.0
     kl: float = 0.0
@@ -104,11 +104,15 @@ class _Sums:
 class _AtStart:
     """Per sequence: log-probs under the weights at step start and under the reference, and what follows from them."""
 
+    sequences: list[TokenSequence]
+    """What is trained on, with its advantages."""
     old: list[torch.Tensor]
     weight: list[torch.Tensor]
     reference: list[torch.Tensor] | None
     entropy: float
     """Nats per sampled token."""
+    judgement: Judgement | None
+    """What the value head said, where there is one."""
 
 
 class Learner:
@@ -133,8 +137,9 @@ class Learner:
         if config.activation_checkpointing:
             checkpoint_activations(self.model)
         self._reference = load_model(directory, device).requires_grad_(requires_grad=False) if config.kl else None
+        self._critic = Critic.of(self.model, config) if config.estimator.needs_model else None
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
+            self._parameter_groups(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
         )
         self.optimizer_steps = 0
         self._reference_moved = False
@@ -154,15 +159,21 @@ class Learner:
         Raises:
             Interrupted: `cancelled` said so; this learner must not be used again.
         """
-        flat = [sequence for group in batch.groups for sequence in group]
         sums = _Sums()
-        start = self._at_start(flat, cancelled)
+        start = self._at_start(batch, cancelled)
         rules = self._loss_rules(start.entropy)
         for epoch in range(self._config.epochs):
             for chosen in self.minibatches(batch, epoch):
-                self._optimizer_step(flat, chosen, start, rules, sums, cancelled)
+                self._optimizer_step(chosen, start, rules, sums, cancelled)
         self._reset_reference(batch.step)
-        return self._metrics(flat, start, rules, sums)
+        return self._metrics(start, rules, sums)
+
+    def _parameter_groups(self) -> list[dict[str, Any]]:
+        """Return what is trained: the model, and apart from it the value head."""
+        groups: list[dict[str, Any]] = [{"params": list(self.model.parameters())}]
+        if self._critic is not None:
+            groups.append({"params": list(self._critic.head.parameters())})
+        return groups
 
     def _loss_rules(self, entropy: float) -> LossRules:
         """Return the coefficients of a step that begins at an entropy, nats per sampled token."""
@@ -185,27 +196,40 @@ class Learner:
         parts = np.array_split(order, min(self._config.minibatches, len(batch.groups)))
         return [[i for g in sorted(part.tolist()) for i in spans[g]] for part in parts]
 
-    def _at_start(self, flat: Sequence[TokenSequence], cancelled: Callable[[], bool]) -> _AtStart:
+    def _at_start(self, batch: StepBatch, cancelled: Callable[[], bool]) -> _AtStart:
+        flat = [sequence for group in batch.groups for sequence in group]
         old: list[torch.Tensor] = [torch.empty(0)] * len(flat)
         reference = list(old) if self._reference is not None else None
         entropy = 0.0
         with torch.no_grad():
             for micro in micro_batches(flat, self._config.micro_tokens, device=self._device):
                 _check(cancelled)
-                logprobs, spread = sampled_logprobs(self.model, micro, precision=self._config.precision)
-                entropy += float(spread.sum())
-                if self._config.old == "rollout":
-                    logprobs = micro.rollout
-                _scatter(logprobs, micro, flat, old)
+                found = self._forward(micro)
+                entropy += float(found.entropy.sum())
+                _scatter(micro.rollout if self._config.old == "rollout" else found.logprobs, micro, flat, old)
+                if self._critic is not None:
+                    self._critic.look(found, micro)
                 if self._reference is not None and reference is not None:
                     other, _ = sampled_logprobs(self._reference, micro, precision=self._config.precision)
                     _scatter(other, micro, flat, reference)
         tokens = sum(len(sequence.positions) for sequence in flat)
+        judgement = self._critic.judge(flat, batch.episodes) if self._critic is not None else None
         return _AtStart(
+            sequences=flat if judgement is None else judgement.sequences,
             old=old,
             weight=[self._weights(sequence, values) for sequence, values in zip(flat, old, strict=True)],
             reference=reference,
             entropy=entropy / tokens if tokens else 0.0,
+            judgement=judgement,
+        )
+
+    def _forward(self, micro: MicroBatch, *, entropy_gradient: bool = False) -> SampledTokens:
+        return sampled_tokens(
+            self.model,
+            micro,
+            entropy_gradient=entropy_gradient,
+            precision=self._config.precision,
+            states=self._critic is not None,
         )
 
     def _weights(self, sequence: TokenSequence, old: torch.Tensor) -> torch.Tensor:
@@ -214,31 +238,44 @@ class Learner:
 
     def _optimizer_step(
         self,
-        flat: Sequence[TokenSequence],
         chosen: Sequence[int],
         start: _AtStart,
         rules: LossRules,
         sums: _Sums,
         cancelled: Callable[[], bool],
     ) -> None:
-        denominator = self._denominator([flat[i] for i in chosen])
+        denominator = self._denominator([start.sequences[i] for i in chosen])
         if not denominator:
             return
         self.optimizer.zero_grad(set_to_none=True)
-        loss = 0.0
-        for micro in micro_batches(flat, self._config.micro_tokens, chosen, device=self._device):
+        loss = value_loss = 0.0
+        for micro in micro_batches(start.sequences, self._config.micro_tokens, chosen, device=self._device):
             _check(cancelled)
-            parts = policy_loss(self._tokens(micro, start, rules), rules, denominator)
-            parts.loss.backward()  # type: ignore[no-untyped-call]
+            found = self._forward(micro, entropy_gradient=rules.entropy > 0)
+            parts = policy_loss(self._tokens(found, micro, start, rules), rules, denominator)
+            total = parts.loss
+            if self._critic is not None and start.judgement is not None:
+                value = self._critic.loss(found, micro, start.judgement, chosen)
+                total = total + self._config.value_coefficient * value
+                value_loss += float(value.detach())
+            total.backward()  # type: ignore[no-untyped-call]
             loss += float(parts.loss.detach())
             sums.add(parts)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.clip_norm)
+        self._move(sums)
+        sums.losses.append(loss)
+        sums.value_losses.append(value_loss)
+
+    def _move(self, sums: _Sums) -> None:
+        """Let the optimizer make its step."""
+        groups = self.optimizer.param_groups
+        norm = torch.nn.utils.clip_grad_norm_([p for g in groups for p in g["params"]], self._config.clip_norm)
         sums.learning_rate = self.learning_rate()
-        for group in self.optimizer.param_groups:
+        for group in groups:
             group["lr"] = sums.learning_rate
+        if self._critic is not None and self._config.value_lr is not None:
+            groups[-1]["lr"] = sums.learning_rate * self._config.value_lr / self._config.lr
         self.optimizer.step()
         self.optimizer_steps += 1
-        sums.losses.append(loss)
         sums.norms.append(float(norm))
 
     def _denominator(self, sequences: Sequence[TokenSequence]) -> float:
@@ -247,19 +284,16 @@ class Learner:
             return sum(sequence.share for sequence in sequences if sequence.trained_count)
         return sum(sequence.trained_count for sequence in sequences)
 
-    def _tokens(self, micro: MicroBatch, start: _AtStart, rules: LossRules) -> TokenBatch:
-        logprobs, entropy = sampled_logprobs(
-            self.model, micro, entropy_gradient=rules.entropy > 0, precision=self._config.precision
-        )
+    def _tokens(self, found: SampledTokens, micro: MicroBatch, start: _AtStart, rules: LossRules) -> TokenBatch:
         reference = torch.cat([start.reference[i] for i in micro.members]) if start.reference else None
         return TokenBatch(
-            logprobs=logprobs,
+            logprobs=found.logprobs,
             old=torch.cat([start.old[i] for i in micro.members]),
             advantages=micro.advantages,
             weight=torch.cat([start.weight[i] for i in micro.members]),
             share=micro.equal if self._config.level is LossLevel.SAMPLE else micro.trained,
             reference=reference,
-            entropy=entropy if rules.entropy else None,
+            entropy=found.entropy if rules.entropy else None,
         )
 
     def learning_rate(self) -> float:
@@ -281,7 +315,8 @@ class Learner:
         self._reference_moved = True
         self.optimizer.state.clear()
 
-    def _metrics(self, flat: Sequence[TokenSequence], start: _AtStart, rules: LossRules, sums: _Sums) -> StepMetrics:
+    def _metrics(self, start: _AtStart, rules: LossRules, sums: _Sums) -> StepMetrics:
+        flat = start.sequences
         lags = np.concatenate([s.lag for s in flat]) if flat else np.zeros(0)
         trained = np.concatenate([s.trained for s in flat]) if flat else np.zeros(0)
         tokens = len(lags)
@@ -302,6 +337,8 @@ class Learner:
             lag_max=int(lags[trained > 0].max()) if trained.any() else 0,
             tokens=tokens,
             masked_share=float(1 - trained.mean()) if tokens else 0.0,
+            value_loss=float(np.mean(sums.value_losses)) if sums.value_losses else 0.0,
+            value_explained=start.judgement.explained if start.judgement else 0.0,
             optimizer_steps=self.optimizer_steps,
         )
 
@@ -316,6 +353,8 @@ class Learner:
             "optimizer_steps": self.optimizer_steps,
             "torch_random": torch.get_rng_state(),
         }
+        if self._critic is not None:
+            state["value_head"] = self._critic.head.state_dict()
         if self._reference is not None and self._reference_moved:
             state["reference"] = self._reference.state_dict()
         stream = io.BytesIO()
@@ -323,9 +362,21 @@ class Learner:
         return stream.getvalue()
 
     def restore(self, weights: Path, optimizer: bytes) -> None:
-        """Go on from a checkpoint."""
+        """Go on from a checkpoint.
+
+        Raises:
+            ConfigError: it was written with a value head and this learner has none, or the other way round.
+        """
         load_weights(self.model, weights)
         state: dict[str, Any] = torch.load(io.BytesIO(optimizer), map_location="cpu", weights_only=True)
+        if ("value_head" in state) != (self._critic is not None):
+            raise ConfigError(
+                f"the checkpoint {'holds a' if 'value_head' in state else 'has no'} value head, and the estimator is "
+                f"{self._config.estimator.value!r}: a run cannot change to or from 'gae'; set the estimator it began "
+                f"with, or start a new run from its last weights"
+            )
+        if self._critic is not None:
+            self._critic.head.load_state_dict(state["value_head"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.optimizer_steps = int(state["optimizer_steps"])
         torch.set_rng_state(state["torch_random"])

@@ -32,16 +32,16 @@ from schemas.decisions import GroupDropped, RunEnded, StepDecided, TrainerStarte
 from schemas.topics import CONTROL, METRICS, TRAJECTORIES
 from trainer import checkpoint
 from trainer.announce import Announcer
-from trainer.batching import sequences
 from trainer.config import RunConfig
 from trainer.credit import credit
 from trainer.decision_log import DecisionLog, read_decisions
 from trainer.groups import AssemblerState, Dropped, Event, GroupAssembler, GroupRules, Step
 from trainer.history import History
-from trainer.learner import Interrupted, Learner, StepBatch, StepMetrics
+from trainer.learner import Interrupted, Learner, StepMetrics
 from trainer.progress import Meter, Progress
 from trainer.run_lock import RunLock
 from trainer.state import TrainerState
+from trainer.step_batch import step_batch
 from trainer.terminal import Terminal, terminal
 from trainer.weights import weights_digest
 
@@ -387,25 +387,14 @@ class Trainer:
 
     def _learn(self, step: Step) -> StepMetrics:
         """Train on a step; blocking."""
-        advantages = iter(step.advantages)
-        groups = []
-        for group in step.groups:
-            found = []
-            for sample in group.completed:
-                advantage = next(advantages)
-                if sample.transcript is None:
-                    continue
-                found += sequences(
-                    sample.transcript,
-                    advantage,
-                    # The assembler has already counted this step; the lag is to the weights that it begins with.
-                    lag=lambda version: self._assembler.lag(version) - 1,
-                    max_lag=self._config.algorithm.max_lag,
-                    vocabulary=self._learner.vocabulary,
-                    trained=not (self._config.algorithm.overlong_filter and sample.truncated),
-                )
-            groups.append(tuple(found))
-        return self._learner.step(StepBatch(step=step.number, groups=tuple(groups)), self._cancelled.is_set)
+        batch = step_batch(
+            step,
+            self._config.algorithm,
+            # The assembler has already counted this step; the lag is to the weights that it begins with.
+            lag=lambda version: self._assembler.lag(version) - 1,
+            vocabulary=self._learner.vocabulary,
+        )
+        return self._learner.step(batch, self._cancelled.is_set)
 
     # ---- what follows a step
 

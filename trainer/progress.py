@@ -169,5 +169,7 @@ _STEP_NAMES = {
     "lag_max": "trainer.lag_max_steps",
     "tokens": "trainer.tokens",
     "masked_share": "trainer.masked_share",
+    "value_loss": "trainer.value_loss",
+    "value_explained": "trainer.value_explained_share",
     "optimizer_steps": "trainer.optimizer_steps",
 }

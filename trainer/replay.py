@@ -1,9 +1,10 @@
 """Replay from the trainer: make every recorded step again from the log, and compare digests.
 
 Reads `decisions` and `trajectories` of a run, nothing else: no control record, no file, no clock, no tensors. A step
-is equal if the batch and its advantages are the same to the bit, decided at the same position. After a step that
-differs, replay goes on from what was recorded, so that each step is judged for itself. When a run was resumed with
-other rules, the drops of the trainer before are obeyed, as the trainer that resumed did.
+is equal if the batch and its advantages are the same to the bit, decided at the same position; advantages that need
+the model (PPO) have no digest and are not compared, which the report says. After a step that differs, replay goes on
+from what was recorded, so that each step is judged for itself. When a run was resumed with other rules, the drops of
+the trainer before are obeyed, as the trainer that resumed did.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class StepComparison:
     """Batch digest made again; empty if no step was decided."""
     cause: str
     """What differs first; empty if nothing does."""
+    by_model: bool = False
+    """A model made its advantages, so that only the batch is compared."""
 
     @property
     def equal(self) -> bool:
@@ -74,9 +77,16 @@ class ReplayReport:
         """The first step that differs."""
         return next((step for step in self.steps if not step.equal), None)
 
+    @property
+    def not_compared(self) -> int:
+        """Steps whose advantages were made by a model, which replay does not run."""
+        return sum(step.by_model for step in self.steps)
+
     def summary(self) -> str:
         """Return one line for a person."""
         line = f"{self.equal}/{len(self.steps)} digests equal"
+        if self.not_compared:
+            line += f" ({self.not_compared} with advantages made by a model, which are not compared)"
         if self.first_difference is not None:
             return f"{line}; first difference at step {self.first_difference.step}: {self.first_difference.cause}"
         if self.other_drops:
@@ -91,6 +101,7 @@ class ReplayReport:
             "equal": self.equal,
             "total": len(self.steps),
             "all_equal": self.all_equal,
+            "advantages_not_compared": self.not_compared,
             "first_difference": {"step": first.step, "cause": first.cause} if first else None,
             "drops": self.drops,
             "other_drops": list(self.other_drops),
@@ -163,7 +174,11 @@ class _Replay:
             found = self._advance(assembler, recorded, algorithm)
             cause = difference(found, recorded, assembler)
             yield StepComparison(
-                step=number, recorded=recorded.digest, found=found.digest if found else "", cause=cause
+                step=number,
+                recorded=recorded.digest,
+                found=found.digest if found else "",
+                cause=cause,
+                by_model=algorithm.estimator.needs_model,
             )
             if cause:
                 assembler = self._after(recorded)

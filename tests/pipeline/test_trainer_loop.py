@@ -232,6 +232,23 @@ async def test_a_trainer_killed_anywhere_is_resumed_to_the_same_decisions_and_we
     assert dispositions(first, first, live, has_trainer=True).violations == []
 
 
+async def test_a_killed_run_with_a_value_head_goes_on_to_the_same_weights(model, tmp_path):
+    """Advantages are made again from the restored head: nothing of them is in the log, and nothing else is lost."""
+    calm, bus = await memory_bus(), await memory_bus()
+    ppo = {"algorithm": {"estimator": "gae", "gamma": 0.9, "value_lr": 0.01, "epochs": 2}}
+    for each in (calm, bus):
+        await record_trajectories(each, process=True)
+    await train(run_config(tmp_path, model, "calm", **ppo), calm)
+    config = run_config(tmp_path, model, "killed", checkpoints={"every": 3}, **ppo)
+
+    for death in (9, 6):
+        with pytest.raises(Killed):
+            await train(config, MortalBus(bus, death, after=True), resume=death != 9)
+    await train(config, bus, resume=True)
+
+    assert told(await decisions(bus)) == told(await decisions(calm))
+
+
 async def test_a_cancelled_trainer_leaves_a_run_that_can_be_resumed(model, tmp_path):
     """Cancelled while it waits for records; more records and a successor finish the run."""
     bus = await memory_bus()

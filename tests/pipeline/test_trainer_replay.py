@@ -74,6 +74,18 @@ async def test_advantages_of_single_turns_replay_too(model, tmp_path):
     assert all(d.advantage_digest not in changed for _, d in await decisions(plain) if isinstance(d, StepDecided))
 
 
+async def test_advantages_that_need_the_model_are_said_not_to_be_compared(model, tmp_path):
+    """A PPO step has no advantage digest; its batch is compared as ever."""
+    bus = await trained(model, tmp_path, process=True, algorithm={"estimator": "gae", "credit": "token"})
+
+    report = await replay(bus, CLOCK, RUN)
+
+    assert {d.advantage_digest for _, d in await decisions(bus) if isinstance(d, StepDecided)} == {""}
+    assert report.all_equal
+    assert report.summary() == "4/4 digests equal (4 with advantages made by a model, which are not compared)"
+    assert report.as_dict()["advantages_not_compared"] == 4
+
+
 async def test_the_last_steps_can_be_asked_for(model, tmp_path):
     """All are made again, the last ones are reported."""
     report = await replay(await trained(model, tmp_path), CLOCK, RUN, last=2)

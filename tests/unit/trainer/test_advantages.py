@@ -23,6 +23,9 @@ from trainer.config import Estimator, Overlong
 VERL = json.loads(Path(__file__).with_name("verl_reference.json").read_text())
 """What verl computes for the same rewards; `verl_reference.py` made it."""
 
+BY_REWARD = [estimator for estimator in Estimator if not estimator.needs_model]
+"""Those that need nothing but rewards."""
+
 rewards = st.lists(st.floats(-10, 10, allow_nan=False), min_size=1, max_size=12)
 
 
@@ -75,6 +78,15 @@ def test_the_group_estimators_never_look_beyond_the_group():
     found = of_step([[0.0, 1.0], [10.0, 14.0]], Estimator.GRPO, std=False)
 
     assert found == [-0.5, 0.5, -2.0, 2.0]
+
+
+def test_advantages_that_need_the_model_are_not_made_of_rewards():
+    """A step then has none, and nothing to digest."""
+    found = step_advantages([graded(0.0, 1.0)], Estimator.GAE, std=True)
+
+    assert (found, advantage_digest(found)) == ((), "")
+    with pytest.raises(ValueError, match="value head"):
+        outcome_advantages([0.0, 1.0], Estimator.GAE, std=True)
 
 
 # ---- process rewards, by hand
@@ -147,14 +159,14 @@ def test_the_estimators_are_those_of_verl(case, name, estimator, std):
 # ---- properties
 
 
-@pytest.mark.parametrize("estimator", list(Estimator))
+@pytest.mark.parametrize("estimator", BY_REWARD)
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, -3.7])
 def test_peers_without_variance_have_exactly_zero_advantage(estimator, value):
     """No rounding noise is blown up by the small denominator."""
     assert of_step([[value] * 7], estimator) == [0.0] * 7
 
 
-@pytest.mark.parametrize("estimator", list(Estimator))
+@pytest.mark.parametrize("estimator", BY_REWARD)
 def test_a_single_sample_has_no_baseline_and_no_advantage(estimator):
     """Nothing is learnt from a group of one that is the whole step."""
     assert of_step([[5.0]], estimator) == [0.0]
@@ -171,7 +183,7 @@ def test_advantages_do_not_depend_on_the_order_of_siblings(values, random):
     np.testing.assert_allclose(normalised(values)[order], shuffled, atol=1e-4)
 
 
-@given(rewards, st.sampled_from(list(Estimator)), st.booleans())
+@given(rewards, st.sampled_from(BY_REWARD), st.booleans())
 def test_advantages_of_peers_sum_to_zero(values, estimator, std):
     """Every estimator is centred."""
     assert abs(float(outcome_advantages(values, estimator, std=std).sum())) < 1e-6
@@ -211,7 +223,7 @@ def test_process_advantages_sum_to_zero_over_all_turns(turns, std):
     assert abs(total) < 1e-5
 
 
-@given(rewards, st.floats(-5, 5), st.sampled_from(list(Estimator)))
+@given(rewards, st.floats(-5, 5), st.sampled_from(BY_REWARD))
 def test_process_rewards_without_a_difference_leave_the_outcome_advantage(values, reward, estimator):
     """The same reward in the one turn of each sibling says nothing."""
     group = [sample(value, reward) for value in values]
