@@ -44,9 +44,11 @@ class Estimator(StrEnum):
     RLOO = "rloo"
     """Reward less the mean of the other siblings."""
     REINFORCE_PLUS_PLUS = "reinforce++"
-    """Reward less the mean of the step's samples, over their standard deviation: no group is needed."""
+    """Reward less the mean of the step's samples, over their standard deviation: no group is needed, and a
+    `filter` other than `off` only decides what is worth its tokens."""
     GAE = "gae"
-    """Rewards beside a value head's estimates (PPO): no siblings are needed, but the model is."""
+    """Rewards beside a value head's estimates (PPO): no siblings are needed (`samples = 1` wants `filter = "off"`), but
+    the model is."""
 
     @property
     def needs_model(self) -> bool:

@@ -5,7 +5,7 @@
     samples      the same groups, but a sibling ended, was graded or was sampled differently, from a token on
     order        the same samples in another order
     advantages   the same batch, other advantages: the configuration says why
-    weights      the same batch and advantages made other weights
+    weights      the same batch and advantages made other weights (advantages that a model made are in no log)
     length       one run has steps that the other does not have
 
 Everything before the first difference is the same, so what is named is a cause and not a consequence; what may lie

@@ -1,7 +1,16 @@
 import pytest
 
 from infra.errors import ConfigError
-from trainer.config import AlgorithmConfig, CheckpointConfig, Filter, Overlong, RunConfig, StopConfig, load_config
+from trainer.config import (
+    AlgorithmConfig,
+    CheckpointConfig,
+    Estimator,
+    Filter,
+    Overlong,
+    RunConfig,
+    StopConfig,
+    load_config,
+)
 
 MINIMAL = 'run = "r"\nmodel = "m"\ndirectory = "d"\n'
 
@@ -42,6 +51,9 @@ def test_overrides_win_over_the_file(tmp_path):
         (MINIMAL + "[algorithm]\ngroups = 2\nminibatches = 3", "mini-batches"),
         (MINIMAL + "[algorithm]\nsamples = 4\nmin_siblings = 5", "min_siblings"),
         (MINIMAL + "[algorithm.overlong]\nmax_tokens = 5\ncache_tokens = 6", "cache_tokens"),
+        (MINIMAL + "[algorithm]\ngamma = 1.1", "algorithm.gamma"),
+        (MINIMAL + "[algorithm]\ngae_lambda = -0.1", "algorithm.gae_lambda"),
+        (MINIMAL + '[algorithm]\ncredit = "episode"', "algorithm.credit"),
         ('run = "a/b"\nmodel = "m"\ndirectory = "d"', "run"),
     ],
 )
@@ -49,6 +61,23 @@ def test_a_value_that_cannot_work_is_named(tmp_path, text, names):
     """The error says which value."""
     with pytest.raises(ConfigError, match=names):
         load_config(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("name", "estimator", "by_model"),
+    [
+        ("grpo", Estimator.GRPO, False),
+        ("rloo", Estimator.RLOO, False),
+        ("reinforce++", Estimator.REINFORCE_PLUS_PLUS, False),
+        ("gae", Estimator.GAE, True),
+    ],
+)
+def test_estimators_are_called_by_their_papers_names(tmp_path, name, estimator, by_model):
+    """Replay asks which of them it can make again."""
+    config = load_config(write(tmp_path, MINIMAL), [f"algorithm.estimator={name}"])
+
+    assert config.algorithm.estimator is estimator
+    assert config.algorithm.estimator.needs_model is by_model
 
 
 def test_a_missing_file_is_named(tmp_path):
