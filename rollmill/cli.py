@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cancel": ("cancel", "Cancel a run, a group or a sample: queued and running."),
     "show": ("show", "Show one sample, turn by turn or token by token."),
     "dead": ("dead", "See what was given up, and do it again: list, show, redrive."),
+    "explain": ("explain", "Say why a run's next batch does not form."),
     "replay": ("replay", "Replay a run from its topics and compare."),
     "diff": ("diff", "Find the first step in which two runs differ, and why."),
     "check": ("check", "Prove where every sample of a run went."),

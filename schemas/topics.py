@@ -189,7 +189,7 @@ TRAJECTORIES: Topic[Trajectory] = Topic(
     partitions=8,
     spread=Spread.RUN,
     producers=("init", "run", "eval", "reaper"),
-    consumers=("trainer", "reaper", "sink", "replay", "producer", "cancel", "redrive"),
+    consumers=("trainer", "reaper", "sink", "replay", "producer", "cancel", "redrive", "status"),
     retention_ms=LONG_MS,
 )
 DECISIONS: Topic[Decision] = Topic(

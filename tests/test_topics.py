@@ -41,7 +41,14 @@ SERVICES = {
     "board": ("infra.board.app",),
     "envhost": ("rollmill.commands.envhost",),
     "cancel": ("rollmill.commands.cancel", "rollmill.covered"),
-    "status": ("rollmill.watch", "rollmill.lag", "rollmill.standing", "rollmill.breakers", "rollmill.commands.runs"),
+    "status": (
+        "rollmill.watch",
+        "rollmill.lag",
+        "rollmill.standing",
+        "rollmill.breakers",
+        "rollmill.commands.runs",
+        "trainer.explain",
+    ),
 }
 """Service, as the table names it -> the modules that are it."""
 

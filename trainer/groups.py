@@ -263,6 +263,20 @@ class GroupAssembler:
         """Groups some of whose siblings have ended."""
         return len(self._open)
 
+    @property
+    def seen(self) -> int:
+        """Groups of the feeder at least one of whose siblings has ended."""
+        waiting = sum(group.admission is not None for group in self._kept.values())
+        begun = sum(any(t.admission is not None for t in group.records.values()) for group in self._open.values())
+        return self.resolved + waiting + begun
+
+    def missing(self) -> dict[str, tuple[int, ...]]:
+        """Return the siblings that have not ended of each group that is begun, the oldest group first."""
+        return {
+            name: tuple(sample for sample in range(group.size) if sample not in group.records)
+            for name, group in self._open.items()
+        }
+
     def lag(self, version: int) -> int:
         """Return how many steps lie between a version and the weights that the next step trains."""
         made_by = self.versions.get(version)
