@@ -38,19 +38,39 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--config` and `--set` to a command, which receives `config: Config`."""
 
-    @click.option(
-        "--config",
-        "config_path",
-        type=click.Path(path_type=Path),
-        envvar="ROLLMILL_CONFIG",
-        help="TOML file with settings; without it the services that `rollmill up` started here are used.",
-    )
-    @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a setting.")
+    @_settings("Override a setting.")
     @wraps(command)
     def configured(*args: Any, config_path: Path | None, overrides: Sequence[str], **kwargs: Any) -> Any:
         return command(*args, config=load(config_path or local_config(), overrides), **kwargs)
 
     return configured
+
+
+def config_and_rules_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the same to a command that also receives `rules`: the overrides whose key has no section, as `filter=off`."""
+
+    @_settings("Override a setting (`bus.bootstrap=...`), or a rule of the run (`filter=off`, `max_lag=4`).")
+    @wraps(command)
+    def configured(*args: Any, config_path: Path | None, overrides: Sequence[str], **kwargs: Any) -> Any:
+        rules = tuple(one for one in overrides if "." not in one.partition("=")[0])
+        settings = [one for one in overrides if one not in rules]
+        return command(*args, config=load(config_path or local_config(), settings), rules=rules, **kwargs)
+
+    return configured
+
+
+def _settings(help_: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        command = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=help_)(command)
+        return click.option(
+            "--config",
+            "config_path",
+            type=click.Path(path_type=Path),
+            envvar="ROLLMILL_CONFIG",
+            help="TOML file with settings; without it the services that `rollmill up` started here are used.",
+        )(command)
+
+    return decorate
 
 
 def local_config() -> Path | None:

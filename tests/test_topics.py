@@ -34,7 +34,7 @@ SERVICES = {
     "feeder": ("producers.feeder",),
     "reaper": ("producers.reaper",),
     "trainer": ("trainer.loop",),
-    "replay": ("trainer.replay", "trainer.story", "trainer.diff"),
+    "replay": ("trainer.replay", "trainer.story", "trainer.diff", "trainer.what_if"),
     "sink": ("infra.clickhouse.sink",),
     "policy": ("infra.inference.sync",),
     "redrive": ("producers.redrive", "rollmill.graveyard"),

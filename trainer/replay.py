@@ -191,7 +191,7 @@ class _Replay:
         while self._next < len(self._records) and self._records[self._next].offset < recorded.position:
             record = self._records[self._next]
             self._next += 1
-            for event in assembler.feed(_shaped(record, algorithm)):
+            for event in assembler.feed(shaped(record, algorithm)):
                 match event:
                     case Step():
                         return event
@@ -212,7 +212,7 @@ class _Replay:
         algorithm = self._algorithms[recorded.epoch]
         before = [r for r in self._records if r.offset < recorded.position]
         for record in before:
-            assembler.feed(_shaped(record, algorithm))
+            assembler.feed(shaped(record, algorithm))
         self._next = len(before)
         return assembler
 
@@ -233,7 +233,8 @@ class _Replay:
         return obeyed
 
 
-def _shaped(record: Terminal, algorithm: AlgorithmConfig) -> Terminal:
+def shaped(record: Terminal, algorithm: AlgorithmConfig) -> Terminal:
+    """Return a record with the punishment of its length."""
     tokens = sum(count for _, count in record.sampled)
     return replace(record, reward=record.reward + soft_overlong(tokens, algorithm.overlong))
 

@@ -1,0 +1,73 @@
+"""What other rules make of a recorded log."""
+
+import asyncio
+
+import pytest
+from synthetic_run import RUN, SAMPLES, memory_bus, record_trajectories, run_config, small_model
+
+from infra.clock import SystemClock
+from infra.errors import ConfigError
+from trainer import loop
+from trainer.what_if import what_if
+
+CLOCK = SystemClock()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Return the directory of a small model."""
+    directory = tmp_path_factory.mktemp("model") / "m"
+    small_model(directory)
+    return directory
+
+
+@pytest.fixture
+async def bus(model, tmp_path):
+    """Return a bus with a finished run of 4 steps of 2 groups."""
+    bus = await memory_bus()
+    await record_trajectories(bus)
+    async with asyncio.timeout(60):
+        await loop.run(run_config(tmp_path, model), bus, CLOCK)
+    return bus
+
+
+async def test_the_same_rules_make_the_same_of_it(bus):
+    """The figures are those of the run."""
+    found = await what_if(bus, CLOCK, RUN, ["filter=success"])
+
+    assert found.recorded == found.changed
+    assert (found.recorded.steps, found.recorded.groups, found.rules, found.first_other_step) == (4, 8, {}, None)
+    assert found.recorded.dropped["filtered"] > 0
+
+
+async def test_without_the_filter_more_groups_are_trained_on(bus):
+    """Those without variance come in, so steps are made sooner and hold others."""
+    found = await what_if(bus, CLOCK, RUN, ["filter=off"])
+
+    assert found.rules == {"filter": ("success", "off")}
+    assert found.changed.groups > found.recorded.groups
+    assert "filtered" not in found.changed.dropped
+    assert found.first_other_step == 2  # the first batch was full before a group without variance was complete
+
+
+async def test_complete_groups_alone_make_fewer_steps(bus):
+    """Groups with a failed sibling are dropped then."""
+    found = await what_if(bus, CLOCK, RUN, [f"min_siblings={SAMPLES}"])
+
+    assert found.changed.dropped["incomplete"] > found.recorded.dropped.get("incomplete", 0)
+    assert found.changed.groups <= found.recorded.groups
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"), [("fliter=off", "fliter"), ("filter=maybe", "filter"), ("groups=0", "groups")]
+)
+async def test_a_rule_that_cannot_be_is_named(bus, rule, says):
+    """Nothing is decided."""
+    with pytest.raises(ConfigError, match=says):
+        await what_if(bus, CLOCK, RUN, [rule])
+
+
+async def test_a_run_without_a_trainer_is_refused():
+    """There are no rules to change."""
+    with pytest.raises(ConfigError, match="has no trainer"):
+        await what_if(await memory_bus(), CLOCK, RUN, ["filter=off"])
