@@ -20,6 +20,7 @@ from rich.table import Table
 
 from infra.config import load
 from rollmill.paths import CONFIG_NAME, DATA_DIR
+from trainer import presets
 
 T = TypeVar("T")
 
@@ -71,6 +72,13 @@ def _settings(help_: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         )(command)
 
     return decorate
+
+
+def preset_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--preset` to a command that reads RUN.toml."""
+    known = "; ".join(f"{name}: {presets.summary(name)}" for name in presets.names())
+    text = f"Begin from these values, whatever `preset` RUN.toml names; its own values win. {known}"
+    return click.option("--preset", metavar="NAME", help=text)(command)
 
 
 def local_config() -> Path | None:

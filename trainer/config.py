@@ -18,11 +18,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from infra.config import apply_override, explain, read_toml
 from infra.errors import ConfigError
 from schemas.identity import RUN_NAME
+from trainer import presets
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+
+PLAN = "plan"
+"""Section of RUN.toml that is not part of a run's configuration (`plan_config.py`)."""
 
 
 class Filter(StrEnum):
@@ -215,6 +219,25 @@ class AlgorithmConfig(Frozen):
         return self.samples if self.min_siblings is None else self.min_siblings
 
 
+class CurriculumConfig(Frozen):
+    """What changes with the trainer's steps (`curriculum.py` says how); without it `algorithm` holds throughout."""
+
+    horizons: tuple[Count, ...] = ()
+    """Most turns of an episode, one stage after the other; the last one stays. In the place of `algorithm.horizon`."""
+    temperatures: tuple[Positive, ...] = ()
+    """Sampling temperatures in the same way, in the place of `algorithm.temperature`."""
+    every: Count | None = None
+    """Trainer steps of one stage."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if (self.horizons or self.temperatures) and self.every is None:
+            raise ValueError("`every` is missing: after how many trainer steps does the next stage begin?")
+        if self.every is not None and not (self.horizons or self.temperatures):
+            raise ValueError("`every` without `horizons` or `temperatures`: there is nothing to change")
+        return self
+
+
 class StopConfig(Frozen):
     """When the run has ended; the stop itself is written down, so no clock decides what is trained on."""
 
@@ -268,6 +291,8 @@ class RunConfig(Frozen):
     """When the run has ended."""
     checkpoints: CheckpointConfig = CheckpointConfig()
     """How much is kept on disk."""
+    curriculum: CurriculumConfig = CurriculumConfig()
+    """What changes with the trainer's steps."""
     tasks: dict[str, Any] = {}
     """For the producer of the run's tasks; the trainer only records it."""
 
@@ -282,19 +307,40 @@ class RunConfig(Frozen):
         return self.directory / "checkpoints"
 
 
-def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
+def load_config(path: Path, overrides: Iterable[str] = (), preset: str | None = None) -> RunConfig:
     """Read RUN.toml, apply `a.b=c` overrides, and check the result.
+
+    Args:
+        path: the file.
+        overrides: `a.b=c` each; they win over the file.
+        preset: values to begin from, in the place of the file's own `preset`; the file wins over them.
 
     Raises:
         ConfigError: the file cannot be read, is no TOML, or holds a value that cannot work.
     """
+    values = read_run(path, overrides, preset)
+    # Only `rollmill plan` reads what is assumed of machines; nothing that is trained depends on it.
+    values.pop(PLAN, None)
+    return make_config(values, str(path))
+
+
+def read_run(path: Path, overrides: Iterable[str] = (), preset: str | None = None) -> dict[str, Any]:
+    """Return what RUN.toml says, unchecked, as `load_config` takes it: preset below, overrides above, paths resolved.
+
+    Raises:
+        ConfigError: the file cannot be read or is no TOML, or there is no such preset.
+    """
     values = read_toml(path)
     for override in overrides:
         apply_override(values, override)
+    named = values.pop("preset", None)
+    chosen = named if preset is None else preset
+    if chosen is not None:
+        values = presets.over(presets.read(chosen), values)
     for name in ("model", "directory", "publish"):
         if isinstance(values.get(name), str):
             values[name] = str((path.parent / values[name]).resolve())
-    return make_config(values, str(path))
+    return values
 
 
 def make_config(values: dict[str, Any], origin: str = "configuration") -> RunConfig:

@@ -12,7 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from schemas.control import Credit
-from trainer.config import AlgorithmConfig
+from trainer.config import AlgorithmConfig, CurriculumConfig
+from trainer.curriculum import stamp
+
+CONSTANT = CurriculumConfig()
+"""Nothing changes with the steps."""
 
 
 def credit(
@@ -23,6 +27,7 @@ def credit(
     resolved: int,
     step: int,
     versions: Mapping[int, int],
+    curriculum: CurriculumConfig = CONSTANT,
     closed: bool = False,
 ) -> Credit:
     """Return what the feeder may do now.
@@ -34,8 +39,10 @@ def credit(
         resolved: admitted groups that are decided, and if trained, announced.
         step: steps made.
         versions: version -> step that made it.
+        curriculum: what is stamped, where that changes with the steps.
         closed: no more groups are wanted.
     """
+    stamped = stamp(algorithm, curriculum, step)
     oldest = max(0, step - algorithm.max_lag)
     return Credit(
         run=run,
@@ -43,7 +50,7 @@ def credit(
         admit_up_to=resolved + (algorithm.max_lag + 1) * algorithm.groups,
         # The newest version of the oldest step that may still sample: a version that was made again has a new number.
         min_version=max((version for version, made_by in versions.items() if made_by == oldest), default=0),
-        horizon=algorithm.horizon,
-        temperature=algorithm.temperature,
+        horizon=stamped.horizon,
+        temperature=stamped.temperature,
         closed=closed,
     )

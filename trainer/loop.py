@@ -427,6 +427,7 @@ class Trainer:
             resolved=self._assembler.resolved,
             step=self._assembler.steps,
             versions=self._assembler.versions,
+            curriculum=self._config.curriculum,
             closed=closed,
         )
         await self._publisher.publish(CONTROL, now)

@@ -14,22 +14,23 @@ from producers.feeder import Feeder
 from producers.sources import describe, make_source
 from rollmill import output
 from rollmill.manifest import manifest_of
-from trainer.config import load_config
+from trainer.config import RunConfig, load_config
 
 
 @click.command("feeder")
 @click.argument("run_toml", type=click.Path(path_type=Path))
+@output.preset_option
 @click.option("--run-set", "run_overrides", multiple=True, metavar="KEY=VALUE", help="Override a value of RUN.toml.")
 @output.config_options
-def command(run_toml: Path, run_overrides: tuple[str, ...], config: Config) -> None:
+def command(run_toml: Path, preset: str | None, run_overrides: tuple[str, ...], config: Config) -> None:
     """Feed a run from the task source in the [tasks] section of RUN.toml."""
     set_up_logging()
-    output.run(_serve(run_toml, run_overrides, config))
+    run = load_config(run_toml, run_overrides, preset)
+    output.run(_serve(run, run_toml.parent, config))
 
 
-async def _serve(run_toml: Path, run_overrides: tuple[str, ...], config: Config) -> None:
-    run = load_config(run_toml, run_overrides)
-    source = make_source(describe(dict(run.tasks)), run_toml.parent)
+async def _serve(run: RunConfig, folder: Path, config: Config) -> None:
+    source = make_source(describe(dict(run.tasks)), folder)
     async with connected(config.bus, client="feeder") as bus:
         feeder = Feeder(bus, SystemClock(), run.run, source, expected=manifest_of(run))
 

@@ -31,13 +31,16 @@ from trainer.progress import Progress
 @click.command("train")
 @click.argument("run_toml", type=click.Path(path_type=Path))
 @click.option("--resume", is_flag=True, help="Go on with a run that was started before.")
+@output.preset_option
 @click.option("--run-set", "run_overrides", multiple=True, metavar="KEY=VALUE", help="Override a value of RUN.toml.")
 @output.json_option
 @output.config_options
-def command(run_toml: Path, resume: bool, run_overrides: tuple[str, ...], as_json: bool, config: Config) -> None:
+def command(
+    run_toml: Path, preset: str | None, resume: bool, run_overrides: tuple[str, ...], as_json: bool, config: Config
+) -> None:
     """Train a policy. The feeder, the stages and the policy run beside it: see `rollmill up`."""
     set_up_logging("WARNING" if as_json else "INFO")
-    result = output.run(_train(load_config(run_toml, run_overrides), config, resume=resume))
+    result = output.run(_train(load_config(run_toml, run_overrides, preset), config, resume=resume))
     if result is None:
         raise SystemExit(INTERRUPTED)
     output.print_result(asdict(result), as_json, _show)
