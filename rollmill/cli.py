@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("demo", "Watch a policy learn through the whole system on this machine."),
     "up": ("up", "Run all services on this machine, supervised."),
     "train": ("train", "Train a policy as RUN.toml says."),
+    "plan": ("plan", "Estimate what a run will need: memory, log, time, cost."),
     "publish": ("publish", "Publish the tasks of a JSONL file."),
     "runs": ("runs", "List the runs."),
     "status": ("status", "Show lag, what is in flight and what it waits for."),

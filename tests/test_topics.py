@@ -88,6 +88,7 @@ ATTRIBUTES = {"name": None, "partitions": NEITHER, "delay_ms": NEITHER}
 
 ELSEWHERE = {
     "rollmill.ledger": "reads whole topics once, when somebody asks where a run's samples are",
+    "trainer.record_sizes": "publishes made-up records to a log of its own, in memory, to weigh them",
     "infra.clickhouse.check": "asks the log for its end offsets, and ClickHouse for the rest",
 }
 """Modules outside every service that name a topic, and why that is no traffic."""
