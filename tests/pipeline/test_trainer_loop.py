@@ -110,6 +110,21 @@ async def test_a_run_decides_trains_announces_and_ends(model, tmp_path):
     assert [c.version for c in control if isinstance(c, PolicyVersion)] == [0, 1, 2, 3, 4]
 
 
+async def test_the_credit_of_each_step_has_the_horizon_of_its_stage(model, tmp_path):
+    """Two steps of 6 turns, then 13 to the end; the curriculum is in the log with the rest of the configuration."""
+    bus = await memory_bus()
+    await record_trajectories(bus)
+
+    await train(run_config(tmp_path, model, curriculum={"horizons": [6, 13], "every": 2}), bus)
+
+    control = await records_of(bus, CONTROL, TopicPartition("control", 0))
+    horizons = [c.horizon for c in control if isinstance(c, Credit)]
+    assert sorted(horizons) == horizons
+    assert set(horizons) == {6, 13}
+    started = next(d for _, d in await decisions(bus) if isinstance(d, TrainerStarted))
+    assert started.config["curriculum"]["horizons"] == [6, 13]
+
+
 async def test_a_version_is_a_model_directory_that_loads(model, tmp_path):
     """Weights, config and tokenizer, named in the control record with the digest of the weights."""
     bus = await memory_bus()
