@@ -5,9 +5,10 @@ unreadable again, and no sample is known that a terminal record could end. A rec
 with its terminal record, so that its work can be repeated once the cause is mended (`rollmill dead redrive`). A
 terminal record of another task than the one that has its id ends no sample, and comes so that a person hears of it.
 
-The stream behind a record goes on, so burying must not fail on what it buries: a value too large to carry its new
-headers is cut, with its size in `x-cut-from`; one that is null becomes empty, since a log takes no record that has
-neither key nor value. Reading is as tolerant: anyone may have written a header, and none, or nonsense, is not an error.
+The stream behind a record goes on, so burying must not fail on what it buries. The reasons go in first. A record's own
+headers or key that leave them no room are dropped and named in `x-dropped`; a value that does not fit beside what is
+left is cut, with its size in `x-cut-from`; one that is null becomes empty, since a log takes no record that has neither
+key nor value. Reading is as tolerant: anyone may have written a header, and none, or nonsense, is not an error.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ NOT_STORED = "not_stored"
 CONFLICT = "conflict"
 """Kind of a terminal record that speaks of another task than the one that has its id; the sink writes these alone."""
 
+HEADER_FRAMING = 6
+"""Bytes that Kafka writes around a header: two lengths. Without them a record of countless empty headers would seem to
+fit."""
 
 TOPICS: Mapping[str, Topic[Message]] = {topic.name: topic for topic in TABLE}
 """Name -> topic, to read a record as what it was."""
@@ -66,14 +70,32 @@ class Death:
 
 async def bury(bus: Bus, clock: Clock, record: Record, death: Death) -> None:
     """Append a record to `dead`, in the partition it came from, and return once that is durable."""
-    value, key = record.value or b"", record.key or b""
-    headers: Headers = (*record.headers, *_reasons(record, death, clock.now_ms()))
-    room = max(0, BURIED_BYTES - len(key) - sum(len(name) + len(text) for name, text in headers))
+    reasons = _reasons(record, death, clock.now_ms())
+    key, own, dropped = _fitting(record, BURIED_BYTES - _size(None, reasons))
+    headers: Headers = (*own, *reasons)
+    if dropped:
+        headers = (*headers, ("x-dropped", dropped.encode()))
+    value, room = record.value or b"", max(0, BURIED_BYTES - _size(key, headers))
     if len(value) > room:
         headers = (*headers, ("x-cut-from", str(len(value)).encode()))
     await refresh(record, bus)  # the copy may outlive the record by far
     partition = record.partition % DEAD.partitions
-    await bus.publish(DEAD.name, value[:room], key=record.key, partition=partition, headers=headers)
+    await bus.publish(DEAD.name, value[:room], key=key, partition=partition, headers=headers)
+
+
+def _fitting(record: Record, room: int) -> tuple[bytes | None, Headers, str]:
+    """Return as much of a record's key and headers as so many bytes hold, and what that leaves out."""
+    key, own = record.key, record.headers
+    choices: tuple[tuple[bytes | None, Headers, str], ...] = (
+        (key, own, ""),
+        (key, (), "headers"),
+        (None, own, "key"),
+    )
+    return next((choice for choice in choices if _size(*choice[:2]) <= room), (None, (), "headers,key"))
+
+
+def _size(key: bytes | None, headers: Headers) -> int:
+    return len(key or b"") + sum(len(name.encode()) + len(text) + HEADER_FRAMING for name, text in headers)
 
 
 def _reasons(record: Record, death: Death, now_ms: int) -> Headers:
@@ -139,6 +161,11 @@ class DeadLetter:
     def cut_from(self) -> int | None:
         """How many bytes its value had, if it was cut."""
         return self._number("x-cut-from")
+
+    @property
+    def dropped(self) -> str:
+        """What of it could not be kept: `headers`, `key`, or `headers,key`; empty as a rule."""
+        return self._text("x-dropped")
 
     async def message(self) -> Message:
         """Return its message, read as a record of the topic that it came from.

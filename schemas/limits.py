@@ -3,7 +3,7 @@
     a message, uncompressed              VALUE_BYTES    more is refused by its writer, and unreadable to its readers
     over COMPRESS_OVER                                  its value is compressed
     a record with key and headers        INLINE_BYTES   over it the value goes to the blob store (a claim check)
-    the same, buried in `dead`           BURIED_BYTES   over it the value is cut
+    the same, buried in `dead`           BURIED_BYTES   over it headers or key are dropped, the value is cut
     whatever a client sends              RECORD_BYTES   over it the client refuses
     a batch at the broker                BATCH_BYTES    over it the broker refuses
     a fetch of one partition             FETCH_BYTES    over it a record still arrives, alone

@@ -62,6 +62,28 @@ async def test_a_record_that_has_no_room_for_its_new_headers_is_cut():
     assert DeadLetter(found).cut_from == RECORD_BYTES
 
 
+@pytest.mark.parametrize(
+    ("key", "headers", "dropped"),
+    [
+        (b"k", (("mine", b"1" * RECORD_BYTES),), "headers"),
+        (b"k", (("a", b""),) * 400_000, "headers"),
+        (b"k" * RECORD_BYTES, (("mine", b"1"),), "key"),
+        (b"k" * RECORD_BYTES, (("mine", b"1" * RECORD_BYTES),), "headers,key"),
+        (b"k" * 500_000, (("mine", b"1" * 500_000),), "headers"),
+    ],
+    ids=["a header", "headers of nothing", "key", "both", "together"],
+)
+async def test_a_record_whose_key_and_headers_leave_no_room_loses_them_and_says_so(key, headers, dropped):
+    """Its value and the whole cause are kept: one foreign record must not end every owner of its partition."""
+    cause = "x" * 2_000
+    found = await buried(Record("tasks", 0, 5, 7, key, b"value", headers), replace(POISON, cause=cause))
+    letter = DeadLetter(found)
+
+    assert (dropped, b"value", cause, None) == (letter.dropped, found.value, letter.death.cause, letter.cut_from)
+    assert letter.original.key == (None if "key" in dropped else key)
+    assert letter.original.headers == (() if "headers" in dropped else headers)
+
+
 async def test_a_cause_is_bounded_and_may_hold_anything():
     """The text of an error may quote the bytes it is about."""
     found = await buried(RECORD, replace(POISON, cause="\udce4" + "x" * 10_000))
