@@ -333,7 +333,8 @@ def _record(link: KafkaLink, found: ConsumerRecord) -> Record:
         timestamp_ms=found.timestamp,
         key=found.key,
         value=found.value,
-        headers=tuple(found.headers),
+        # Kafka has headers whose value is null, and nobody here makes or wants them.
+        headers=tuple([(name, value or b"") for name, value in found.headers]),
     )
 
 

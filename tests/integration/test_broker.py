@@ -267,6 +267,20 @@ class TestBusMeetsBroker:
         assert [(record.offset, record.value) for record in found] == [(0, b"a"), (2, b"b")]
         assert end == 4
 
+    async def test_a_header_without_a_value_is_read_as_an_empty_one(self, kafka):
+        """A foreign client may leave it out; whoever copies or shows headers need not know of that."""
+        bus = KafkaBus(kafka, prefix="null.", limits=LIMITS)
+        await bus.start()
+        await bus.create_topics([CONTROL])
+        async with AIOKafkaProducer(bootstrap_servers=kafka) as foreign:
+            await foreign.send_and_wait("null.control", b"v", key=b"k", headers=[("a", None), ("b", b"1")])
+        reader = await bus.read({TopicPartition("control", 0): 0})
+        (record,) = await found_by(reader, 1)
+        await reader.close()
+        await bus.close()
+
+        assert (("a", b""), ("b", b"1")) == record.headers
+
     async def test_an_offset_that_a_new_leader_does_not_know_yet_is_not_lost(self, kafka):
         """A broker that has just taken over refuses it for a moment: reading goes on where it was."""
         bus = KafkaBus(kafka, prefix="behind.", limits=LIMITS)
