@@ -180,6 +180,11 @@ class Guards:
         self._new: asyncio.Queue[Guard] = asyncio.Queue()
         self._still_s = 0.0
 
+    @property
+    def longest_s(self) -> float:
+        """Most time that one outage adds to a budget, seconds."""
+        return (self._limits or BreakerLimits()).longest_s
+
     def guard(self, service: str, address: str, probe: Probe) -> Guard:
         """Return the guard of a service at an address."""
         key = (service, address)

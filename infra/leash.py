@@ -17,7 +17,7 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
-_NOT_STARTED = 127
+NOT_STARTED = 127
 """Exit code when the program cannot be started, as shells have it."""
 
 
@@ -28,15 +28,15 @@ def main() -> int:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
             sys.stderr.write(f"cannot tie this process to its supervisor: {os.strerror(ctypes.get_errno())}\n")
-            return _NOT_STARTED
+            return NOT_STARTED
         # The parent may have died before the request was made; then no signal will ever come.
         if os.getppid() != parent:
-            return _NOT_STARTED
+            return NOT_STARTED
     try:
         os.execvp(program[0], program)  # noqa: S606 - becoming the program is what this file is for
     except OSError as error:
         sys.stderr.write(f"cannot start {program[0]}: {error.strerror}\n")
-    return _NOT_STARTED
+    return NOT_STARTED
 
 
 if __name__ == "__main__":

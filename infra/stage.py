@@ -90,6 +90,11 @@ class Stage(Generic[In, Out]):
 class Outages(Protocol):
     """The services that a stage needs, as far as they are away; `infra/guard.py` is one."""
 
+    @property
+    def longest_s(self) -> float:
+        """Most time that one outage adds to a budget, seconds."""
+        ...
+
     def ready(self) -> bool:
         """Tell whether new work may be begun."""
         ...
@@ -142,7 +147,8 @@ class Member:
         withdrawable = cancel(self._cancellation, stage.withdraw)
         retries, limit = retry(clock, stage.repeat), budget(stage.name, outages.still_s if outages else never_still)
         told = (events(self._events, clock),) if tells else ()
-        around = (isolation(alone), *told, withdrawable, *starts, retries, limit)
+        alone_first = isolation(alone, outages.longest_s if outages else 0.0)
+        around = (alone_first, *told, withdrawable, *starts, retries, limit)
         self._outages = outages
         self._vitals = Vitals(publisher, clock, stage=stage.name, worker=worker, gauges=self._gauges)
         self._worker = Worker(

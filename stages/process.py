@@ -19,9 +19,8 @@ from infra.bus import Bus, TopicPartition
 from infra.clock import Clock, SystemClock
 from infra.config import Config, StageConfig, load
 from infra.connect import connected
-from infra.errors import BusError
 from infra.guard import Guards
-from infra.isolation import LOG_AWAY, Alone, ChildProcess
+from infra.isolation import CODES, Alone, ChildProcess
 from infra.service import run_service, set_up_logging, until_stopped, worker_name
 from infra.stage import In, Member, Out, Outages, Stage
 from infra.wire import Publisher
@@ -94,7 +93,7 @@ def stage_command(name: str, make: MakeMember) -> click.Command:
                     else:
                         await until_stopped(member.run_only(*only))
 
-        raise SystemExit(run_service(main, codes={} if only is None else {BusError: LOG_AWAY}))
+        raise SystemExit(run_service(main, codes={} if only is None else CODES))
 
     return command
 

@@ -50,7 +50,7 @@ def budget(stage: str, still_s: Callable[[], float] = never_still) -> Middleware
 
     def around(call: Call) -> Call:
         async def limited(job: Job) -> Result:
-            seconds = _budget_s(job.task, stage)
+            seconds = budget_s(job.task, stage)
             limit = timer.limit(seconds)
             try:
                 with limit:
@@ -81,6 +81,7 @@ def reap_at_ms(task: Task) -> int:
     return task.start_by_ms + int((seconds if 0 <= seconds <= LONGEST_S else LONGEST_S) * 1000)
 
 
-def _budget_s(task: Task, stage: str) -> float:
+def budget_s(task: Task, stage: str) -> float:
+    """Return how long a task may stay in a stage, seconds."""
     budgets = {"init": task.budgets.init_s, "run": task.budgets.run_s, "eval": task.budgets.eval_s}
     return budgets[stage]

@@ -504,7 +504,7 @@ async def test_a_record_that_was_twice_in_flight_when_its_worker_vanished_runs_a
     """The others are none of its business; where its own process ends well, all is as ever."""
     alone = []
 
-    async def run_alone(record):
+    async def run_alone(record, limit_s):
         alone.append(record.offset)
         return 0
 
@@ -525,7 +525,7 @@ async def test_a_record_that_kills_its_own_process_twice_ends_as_failed_and_goes
     """Its sample has an outcome with the cause, its bytes are kept, and the stream goes on."""
     codes = iter([-9, -9])
 
-    async def run_alone(record):
+    async def run_alone(record, limit_s):
         return next(codes)
 
     await publish_to(bus, 0, range(4))
@@ -550,7 +550,7 @@ async def test_a_record_that_kills_its_own_process_twice_ends_as_failed_and_goes
 async def test_a_process_that_found_the_log_away_says_nothing_against_its_record(bus):
     """The worker ends, as for any outage, and the record is handed out again."""
 
-    async def run_alone(record):
+    async def run_alone(record, limit_s):
         return LOG_AWAY
 
     await publish_to(bus, 0, range(4))
@@ -617,7 +617,7 @@ async def test_a_rebalance_hands_work_back_without_suspicion(bus):
     async def stuck(task):
         await never.wait()
 
-    async def run_alone(record):
+    async def run_alone(record, limit_s):
         alone.append(record.offset)
         return 0
 
@@ -635,7 +635,7 @@ class Outage:
     """What a test says is away; `run` ends as it is told."""
 
     def __init__(self):
-        self.away, self.asked, self.broken = True, 0, asyncio.Event()
+        self.away, self.asked, self.broken, self.longest_s = True, 0, asyncio.Event(), 0.0
 
     def ready(self):
         self.asked += 1
