@@ -137,6 +137,14 @@ class Consumer(Protocol):
         """Continue an owned partition at this offset."""
         ...
 
+    def position(self, partition: TopicPartition) -> int:
+        """Return the next offset that will be handed out, as far as the last poll saw.
+
+        A poll that brought nothing has seen the gaps at the end (markers of transactions); they count as passed. Raises
+        NotOwner where the partition is another member's, or a rebalance has not told yet where to go on.
+        """
+        ...
+
     async def close(self) -> None:
         """Leave the group."""
         ...

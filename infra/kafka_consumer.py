@@ -210,10 +210,28 @@ class GroupMember:
         except KafkaError as error:
             raise BusError(f"reading as group {self._group} at {self._link.bootstrap}: {error!r}") from error
         if ours and call.epoch == self._epoch:
+            if not found:
+                await self._pass_gaps(wanted)
             return found
         for partition in found.keys() & {self._link.outer(owned) for owned in self._next}:
             self._client.seek(partition, self._next[self._link.inner(partition)])
         return {}
+
+    async def _pass_gaps(self, wanted: list[KafkaPartition]) -> None:
+        """Follow the client where there was nothing but markers of transactions: it has passed over them."""
+        epoch = self._epoch
+        for partition in wanted:
+            mine = self._link.inner(partition)
+            if mine not in self._next:
+                continue
+            try:
+                # Known to the client since `take_over`, so this does not wait; should it, a rebalance has the say.
+                position = await self._client.position(partition)
+            except KafkaError:
+                return  # the assignment is just being taken away
+            if epoch != self._epoch:
+                return
+            self._next[mine] = position
 
     async def _raise_if_lost(self, error: OffsetOutOfRangeError) -> None:
         for partition, offset in error.args[0].items():
@@ -253,6 +271,12 @@ class GroupMember:
         self._epoch += 1  # what a call under way brings is from before
         self._next[partition] = offset
         self._client.seek(self._link.outer(partition), offset)
+
+    def position(self, partition: TopicPartition) -> int:
+        """Return the next offset that will be handed out; see `infra.bus.Consumer`."""
+        if partition not in self._next:
+            raise NotOwner(f"group {self._group}: {partition} has no position here, another member's or not told yet")
+        return self._next[partition]
 
     async def close(self) -> None:
         """Leave the group; no callback is called."""

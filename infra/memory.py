@@ -2,8 +2,9 @@
 
 It keeps every promise of `bus.py` and imitates what hurts with the real one, so that a worker that is right here is
 right there: rebalances are eager (all positions go back to what was committed, unless the listener says otherwise), a
-commit of a lost partition is refused, an offset that retention removed is an error. `trim` plays the retention and
-`expel` a session that ran out; both exist for tests. One event loop, one process; compaction is not played.
+commit of a lost partition is refused, an offset that retention removed is an error, another may hold no record. `trim`
+plays the retention, `mark` the end of a transaction and `expel` a session that ran out; they exist for tests. One event
+loop, one process; compaction is not played.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class _Partition:
     """The records of one partition that are still kept."""
 
     begin: int = 0
-    records: list[Record] = field(default_factory=list)
+    records: list[Record | None] = field(default_factory=list)
+    """By offset, from `begin` on; None where there is a marker instead."""
 
     @property
     def end(self) -> int:
@@ -54,9 +56,13 @@ class _Partition:
         """Tell whether reading may continue at this offset."""
         return self.begin <= offset <= self.end
 
-    def after(self, offset: int, most: int) -> list[Record]:
-        at = offset - self.begin
-        return self.records[at : at + most]
+    def after(self, offset: int, most: int) -> tuple[list[Record], int]:
+        """Return up to so many records from an offset on, with the offset that comes next."""
+        found: list[Record] = []
+        while not found and (part := self.records[(at := offset - self.begin) : at + most]):
+            found = [record for record in part if record is not None]
+            offset += len(part)
+        return found, offset
 
 
 @dataclass
@@ -155,7 +161,7 @@ class MemoryBus:
         """Return partition -> first offset whose timestamp is not before since_ms; the end where none is."""
         return {
             part.partition: next(
-                (record.offset for record in self._log[part].records if record.timestamp_ms >= since_ms),
+                (record.offset for record in self._log[part].records if record and record.timestamp_ms >= since_ms),
                 self._log[part].end,
             )
             for part in self._partitions(topic)
@@ -186,6 +192,11 @@ class MemoryBus:
         log = self._log[partition]
         del log.records[: before - log.begin]
         log.begin = before
+
+    def mark(self, partition: TopicPartition) -> None:
+        """Write an offset that is no record, as the end of a foreign producer's transaction does."""
+        self._log[partition].records.append(None)
+        self._tell(partition.topic)
 
     async def expel(self, consumer: Consumer) -> None:
         """Take a member's partitions away without telling it, as when its session runs out."""
@@ -220,8 +231,7 @@ class MemoryBus:
             offset = position.pop(partition)
             position[partition] = offset  # to the end of the queue: no partition waits for ever behind a full one
             self.require(partition, offset)
-            found = self._log[partition].after(offset, max_records - len(taken))
-            position[partition] = offset + len(found)
+            found, position[partition] = self._log[partition].after(offset, max_records - len(taken))
             taken += found
         return taken
 
@@ -345,6 +355,12 @@ class MemoryMember:
             raise NotOwner(f"group {self.group}: cannot seek in {partition}, it belongs to another member")
         self._moves += 1
         self._position[partition] = offset
+
+    def position(self, partition: TopicPartition) -> int:
+        """Return the next offset that will be handed out; see `infra.bus.Consumer`."""
+        if partition not in self._position:
+            raise NotOwner(f"group {self.group}: {partition} has no position here, it belongs to another member")
+        return self._position[partition]
 
     async def close(self) -> None:
         """Leave the group; no callback is called."""

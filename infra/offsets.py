@@ -97,6 +97,11 @@ class Progress:
         self._next = max(self._next, offset + 1)
         return start
 
+    def pass_to(self, offset: int) -> None:
+        """Take note that everything below an offset was handed out: what of it never came is a gap."""
+        self._unfinished = {before: starts for before, starts in self._unfinished.items() if before >= offset}
+        self._next = max(self._next, offset)
+
     def finish(self, offset: int) -> None:
         """Mark an offset as done: its output is in the log, or it needs none.
 

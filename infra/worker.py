@@ -184,8 +184,15 @@ class Worker:
         if found:
             self._watchdog.heard()
         else:
+            self._pass_gaps(consumer)
             open_ = {tp: progress.next_offset for tp, progress in self._progress.items() if tp not in shut}
             await self._watchdog.look(open_)
+
+    def _pass_gaps(self, consumer: Consumer) -> None:
+        """Count as done what the log holds no records for; whatever it handed out was started, since nothing waits."""
+        for tp, progress in self._progress.items():
+            with suppress(NotOwner):
+                progress.pass_to(consumer.position(tp))
 
     async def _wait_for_slot(self, seconds: float) -> None:
         self._slot_free.clear()

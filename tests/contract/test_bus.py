@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
 import pytest
+from aiokafka import AIOKafkaProducer
 from aiokafka import TopicPartition as KafkaPartition
 from aiokafka.admin import RecordsToDelete
 
@@ -51,6 +52,8 @@ class Kit:
     """Removes records as retention does."""
     expel: Callable[[Consumer], Awaitable[None]]
     """Makes the group think that a member is dead, without telling the member."""
+    transact: Callable[[TopicPartition, bytes], Awaitable[None]]
+    """Writes a record in a transaction of its own: behind it lies an offset that is no record."""
 
 
 async def memory_kit() -> AsyncIterator[Kit]:
@@ -59,8 +62,12 @@ async def memory_kit() -> AsyncIterator[Kit]:
     async def trim(partition: TopicPartition, before: int) -> None:
         bus.trim(partition, before)
 
+    async def transact(partition: TopicPartition, value: bytes) -> None:
+        await bus.publish(partition.topic, value, partition=partition.partition)
+        bus.mark(partition)
+
     await bus.start()
-    yield Kit(bus, trim, bus.expel)
+    yield Kit(bus, trim, bus.expel, transact)
     await bus.close()
 
 
@@ -77,8 +84,13 @@ async def kafka_kit(address: str) -> AsyncIterator[Kit]:
         coordinator = consumer._client._coordinator  # type: ignore[attr-defined]
         await until(lambda: coordinator.member_id == "", "the member was expelled")
 
+    async def transact(partition: TopicPartition, value: bytes) -> None:
+        foreign = AIOKafkaProducer(bootstrap_servers=address, transactional_id=f"{prefix}foreign")
+        async with foreign, foreign.transaction():
+            await foreign.send_and_wait(prefix + partition.topic, value, partition=partition.partition)
+
     await bus.start()
-    yield Kit(bus, trim, expel)
+    yield Kit(bus, trim, expel, transact)
     await bus.close()
 
 
@@ -111,6 +123,14 @@ async def receive(source: Consumer | Reader, count: int) -> list[Record]:
         assert time.monotonic() < give_up, f"waited {WAIT_S} s for {count} records, got {len(found)}"
         found += await source.poll(count - len(found), 0.2)
     return found
+
+
+async def follow(source: Consumer | Reader, partition: TopicPartition, position: int) -> None:
+    """Poll until a source has come to this position, with a limit; nothing else may come."""
+    give_up = time.monotonic() + WAIT_S
+    while source.position(partition) != position:
+        assert time.monotonic() < give_up, f"waited {WAIT_S} s for {position}, is at {source.position(partition)}"
+        assert [] == await source.poll(10, 0.2)
 
 
 async def fill(bus: Bus, name: str, count: int, partition: int | None = 0) -> None:
@@ -257,8 +277,49 @@ class TestRead:
         assert await kit.bus.begin_offsets("work") == {0: 0, 1: 2, 2: 0, 3: 0}
         assert await kit.bus.end_offsets("work") == {0: 0, 1: 3, 2: 0, 3: 0}
 
+    async def test_a_reader_passes_over_offsets_that_hold_no_record(self, kit: Kit) -> None:
+        """At the end too: a reader that has read everything is at the end."""
+        part = TopicPartition("one", 0)
+        for value in (b"a", b"b"):
+            await kit.transact(part, value)
+        reader = await kit.bus.read({part: 0})
+        found = await receive(reader, 2)
+        await follow(reader, part, 4)
+        await reader.close()
+
+        assert [(0, b"a"), (2, b"b")] == [(record.offset, record.value) for record in found]
+        assert {0: 4} == await kit.bus.end_offsets("one")
+
 
 class TestGroup:
+    async def test_a_member_passes_over_offsets_that_hold_no_record(self, kit: Kit) -> None:
+        """A poll that brings nothing has seen the end: who has read everything has nothing left to do."""
+        part = TopicPartition("one", 0)
+        for value in (b"a", b"b"):
+            await kit.transact(part, value)
+        member = await kit.bus.join(["one"], "g")
+        found = await receive(member, 2)
+        before = member.position(part)
+        await follow(member, part, 4)
+        await member.close()
+
+        assert ([0, 2], 3) == ([record.offset for record in found], before)
+
+    async def test_a_position_is_known_to_the_owner_alone(self, bus: Bus) -> None:
+        """It is what a poll hands out next; where others read is theirs to say."""
+        await fill(bus, "one", 3)
+        member = await bus.join(["one"], "g")
+        part = TopicPartition("one", 0)
+        await receive(member, 2)
+        read = member.position(part)
+        await member.seek(part, 1)
+        sought = member.position(part)
+        with pytest.raises(NotOwner):
+            member.position(TopicPartition("work", 0))
+        await member.close()
+
+        assert (2, 1) == (read, sought)
+
     async def test_a_new_group_starts_at_the_earliest_record(self, kit: Kit) -> None:
         """What was published before the group existed is handed out, in order, from the first kept offset on."""
         await fill(kit.bus, "one", 5)

@@ -47,6 +47,33 @@ def test_a_gap_in_the_log_counts_as_done():
     assert progress.committable().offset == 9
 
 
+def test_a_gap_at_the_end_of_the_log_counts_as_done():
+    """No record comes after it that could say so; what is in flight holds the commit back all the same."""
+    progress = started(0, 1)
+    progress.finish(0)
+    progress.pass_to(3)
+
+    assert (1, 3) == (progress.committable().offset, progress.next_offset)
+
+    progress.finish(1)
+    progress.pass_to(2)
+
+    assert Committed(3) == progress.committable()
+
+
+def test_what_an_earlier_owner_began_and_the_log_no_longer_has_is_a_gap_too():
+    """Also when nothing comes after it."""
+    progress = started(0, 1, 2)
+    progress.finish(1)
+    heir = Progress(progress.committable())
+    heir.pass_to(1)
+
+    assert {2: 1} == decode(heir.committable()).unfinished
+    heir.pass_to(3)
+
+    assert Committed(3) == heir.committable()
+
+
 def test_a_record_that_retention_removed_before_it_was_done_is_a_gap():
     """The map names it, the log no longer has it: the next record says so."""
     progress = started(0, 1, 2)

@@ -17,6 +17,7 @@ from infra.offset_map import decode
 from infra.offsets import Progress, Start
 from infra.stage import Done, Member, Stage
 from infra.terminal import terminal
+from infra.watchdog import SILENCE_S
 from infra.wire import Publisher, unpack
 from infra.worker import Limits, Worker
 from schemas.identity import payload_digest
@@ -250,6 +251,21 @@ async def test_a_record_is_settled_after_its_terminal_record_and_its_dead_letter
     await stopped(worker, running)
 
     assert [TRAJECTORIES.name, DEAD.name, "settled"] == order
+
+
+async def test_a_marker_at_the_end_of_a_partition_is_no_lag_and_no_silence():
+    """A foreign producer's transaction leaves one: an idle member commits past it, and has nothing to wait for."""
+    clock = FastClock(factor=2_000)
+    bus = MemoryBus(clock)
+    await bus.create_topics(TABLE)
+    await publish_to(bus, 3, [0])
+    bus.mark(TopicPartition(TASKS.name, 3))
+    worker = member(bus, opened, clock=clock, limits=Limits(poll_s=20.0, commit_every_s=20.0, drain_s=60.0))
+    running = asyncio.create_task(worker.run())
+    await wait_until(lambda: committed(bus), 2)
+    since = clock.monotonic()
+    await wait_until(lambda: clock.monotonic() - since, 4 * SILENCE_S)
+    await stopped(worker, running)  # it would have ended with an error
 
 
 async def test_poison_is_reported_as_dead(bus):
