@@ -5,8 +5,9 @@ would call waits in `closed`. That wait has no limit of its own: it is part of a
 as long as the breaker's open time grows, and that has a limit in each outage.
 
 `Guards` holds those of one worker. The worker takes nothing new while every address of a service is away
-(`ready`), and its budgets stand still for that long (`still_s`). One address of several is another matter: whoever
-waited for it would in the end hold all places of the worker, so its work is better done elsewhere (`replaceable`).
+(`ready`), and its budgets stand still for that long (`still_s`): such an outage of the whole service begins when its
+last address goes, whatever happened to the others before. One address of several is another matter: whoever waited for
+it would in the end hold all places of the worker, so its work is better done elsewhere (`replaceable`).
 """
 
 from __future__ import annotations
@@ -43,7 +44,14 @@ class Guard:
     """Stands before one service at one address."""
 
     def __init__(
-        self, service: str, address: str, probe: Probe, clock: Clock, limits: BreakerLimits | None = None
+        self,
+        service: str,
+        address: str,
+        probe: Probe,
+        clock: Clock,
+        limits: BreakerLimits | None = None,
+        *,
+        before_closing: Callable[[], None] = lambda: None,
     ) -> None:
         """Build a closed guard.
 
@@ -53,12 +61,14 @@ class Guard:
             probe: asks whether it is there.
             clock: time.
             limits: when it opens.
+            before_closing: called in the last moment of each outage.
         """
         self.service = service
         self.address = address
         self.cause = ""
         """What the last call that failed said."""
         self._probe = probe
+        self._before_closing = before_closing
         self._clock = clock
         self._breaker = CircuitBreaker(limits)
         self._closed = asyncio.Event()
@@ -76,6 +86,11 @@ class Guard:
     def open_s(self) -> float:
         """The open time so far, seconds."""
         return self._breaker.open_s(self._clock.monotonic())
+
+    @property
+    def since(self) -> float:
+        """When the present outage began, monotonic seconds; of no meaning while there is none."""
+        return self._breaker.since
 
     @property
     def patience(self) -> float:
@@ -120,6 +135,7 @@ class Guard:
     def _probed(self, *, well: bool) -> None:
         if well:
             self._over.append(self._outage())
+            self._before_closing()
         self._breaker.probed(self._clock.monotonic(), well=well)
         if well:
             self._opened.clear()
@@ -156,6 +172,33 @@ def unguarded(clock: Clock) -> Guard:
     return Guard("", "", there, clock, BreakerLimits(failures=sys.maxsize))
 
 
+class _Addresses:
+    """The guards of one service at all of its addresses, and for how long it was away at all of them at once."""
+
+    def __init__(self, clock: Clock, longest_s: float) -> None:
+        self.guards: list[Guard] = []
+        self._clock = clock
+        self._longest_s = longest_s
+        self._past_s = 0.0
+
+    @property
+    def away(self) -> bool:
+        """Tell whether there is no address left."""
+        return bool(self.guards) and all(guard.open for guard in self.guards)
+
+    @property
+    def away_s(self) -> float:
+        """The time without one so far, seconds; each outage of all adds `longest_s` at most."""
+        if not self.away:
+            return self._past_s
+        present_s = self._clock.monotonic() - max(guard.since for guard in self.guards)
+        return self._past_s + min(present_s, self._longest_s)
+
+    def settle(self) -> None:
+        """Keep what the present outage has added: it ends, since an address comes back or is met."""
+        self._past_s = self.away_s
+
+
 class Guards:
     """All guards of one worker."""
 
@@ -177,8 +220,8 @@ class Guards:
         self._worker = worker
         self._limits = limits
         self._guards: dict[tuple[str, str], Guard] = {}
+        self._services: dict[str, _Addresses] = {}
         self._new: asyncio.Queue[Guard] = asyncio.Queue()
-        self._still_s = 0.0
 
     @property
     def longest_s(self) -> float:
@@ -189,26 +232,31 @@ class Guards:
         """Return the guard of a service at an address."""
         key = (service, address)
         if key not in self._guards:
-            self._guards[key] = Guard(service, address, probe, self._clock, self._limits)
+            self._guards[key] = self._make(service, address, probe)
             self._new.put_nowait(self._guards[key])
         return self._guards[key]
 
+    def _make(self, service: str, address: str, probe: Probe) -> Guard:
+        known = self._services.setdefault(service, _Addresses(self._clock, self.longest_s))
+        known.settle()  # an address that is met later was never away
+        guard = Guard(service, address, probe, self._clock, self._limits, before_closing=known.settle)
+        known.guards.append(guard)
+        return guard
+
     def ready(self) -> bool:
         """Tell whether new work may be begun: no service is away at all of its addresses."""
-        return all(any(not guard.open for guard in those) for those in self._by_service())
+        return not any(known.away for known in self._services.values())
 
     def still_s(self) -> float:
         """Return for how long work could not be done so far, seconds; it never shrinks.
 
         Two services that are away at the same time count both: generous, and each of them has its limit.
         """
-        now_s = sum(min(guard.open_s for guard in those) for those in self._by_service())
-        self._still_s = max(self._still_s, now_s)  # an address that is met later was never away
-        return self._still_s
+        return sum(known.away_s for known in self._services.values())
 
     def replaceable(self, away: Guard) -> bool:
         """Tell whether the same service is there at another address."""
-        return any(not guard.open for guard in self._guards.values() if guard.service == away.service)
+        return not self._services[away.service].away
 
     async def run(self) -> None:
         """See every outage through until cancelled."""
@@ -237,9 +285,3 @@ class Guards:
         except BusError as error:
             # The next record says it all again.
             log.warning("breaker of %s at %s not written: %s", guard.service, guard.address, error)
-
-    def _by_service(self) -> list[list[Guard]]:
-        found: dict[str, list[Guard]] = {}
-        for guard in self._guards.values():
-            found.setdefault(guard.service, []).append(guard)
-        return list(found.values())

@@ -150,6 +150,48 @@ async def test_an_address_that_is_met_later_does_not_take_back_the_time(clock, g
     assert 0 < before <= guards.still_s()
 
 
+async def away(clock, guard, service, seconds):
+    """Let a service be away for so long, and be found again."""
+    service.there = False
+    await fail(clock, guard)
+    await clock.advance(seconds)
+    service.there = True
+    await clock.advance(LIMITS.longest_pause_s)
+
+
+async def test_addresses_that_were_away_one_after_the_other_cost_no_time(clock, guards):
+    """Work went on elsewhere all the time."""
+    services = [Service(), Service()]
+    hosts = [guards.guard("envhost", f"unix:/{at}", service.probe) for at, service in enumerate(services)]
+    async with watched(guards):
+        for host, service in zip(hosts, services, strict=True):
+            await away(clock, host, service, 60)
+
+    assert (True, 0.0) == (guards.ready(), guards.still_s())
+
+
+async def test_time_that_one_address_was_away_alone_is_not_taken_off_an_outage_of_all(clock, guards):
+    """Neither that before the other one was met, nor that of one that never came back."""
+    one, other = Service(), Service()
+    first = guards.guard("envhost", "unix:/a", one.probe)
+    async with watched(guards):
+        await away(clock, first, one, 60)
+        alone = guards.still_s()
+        second = guards.guard("envhost", "unix:/b", other.probe)
+        one.there = other.there = False
+        await fail(clock, first)
+        await clock.advance(2 * LIMITS.longest_s)
+        before = guards.still_s()
+        await fail(clock, second)
+        await clock.advance(27)
+        both = guards.still_s()
+        other.there = True
+        await clock.advance(60)
+
+        assert (alone, alone + 30.0) == (before, both)
+        assert both <= guards.still_s() <= both + LIMITS.longest_pause_s
+
+
 async def test_control_hears_of_an_outage_when_it_begins_now_and_then_and_when_it_ends(bus, clock, guards):
     """With the time it has lasted, summed over all outages."""
     service = Service()
