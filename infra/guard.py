@@ -93,8 +93,12 @@ class Guard:
         return self._breaker.since
 
     @property
-    def patience(self) -> float:
-        """Seconds that never run backwards, and not at all while the breaker is open: for limits on waits."""
+    def counted_s(self) -> float:
+        """Seconds that count against limits on waits: all but the open time.
+
+        They go back once in each outage, when the breaker opens: what has passed since the first call that failed is
+        open time too, and only now known to be.
+        """
         return self._clock.monotonic() - self.open_s
 
     async def closed(self) -> None:

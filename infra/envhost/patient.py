@@ -72,10 +72,10 @@ class PatientHost:
 
     async def create(self, request: Create) -> Created | Closed:
         """Build and reset an environment; waits for a free place and for a host that is away."""
-        until = self._guard.patience + request.wait_s
+        until = self._guard.counted_s + request.wait_s
 
         async def ask() -> Created | Closed:
-            left_s = max(0.0, until - self._guard.patience)
+            left_s = max(0.0, until - self._guard.counted_s)
             return await self._client.create(msgspec.structs.replace(request, wait_s=left_s))
 
         return await self._patiently("create", ask, request.wait_s)
@@ -117,7 +117,7 @@ class PatientHost:
         await self._client.disconnect()
 
     async def _patiently(self, what: str, ask: Callable[[], Awaitable[T]], wait_s: float) -> T:
-        until, waited = self._guard.patience + wait_s, False
+        until, waited = self._guard.counted_s + wait_s, False
         while True:
             while self._guard.open:
                 if self._replaceable():
@@ -128,7 +128,7 @@ class PatientHost:
             try:
                 answer = await self._noted(ask())
             except HostAway as away:
-                if self._guard.patience + AGAIN_S > until:
+                if self._guard.counted_s + AGAIN_S > until:
                     raise HostAway(f"waited {wait_s:g} s for {what}: {away.cause}") from away
                 log.debug("%s is called again: %s", what, away)
                 await self._clock.sleep(AGAIN_S)

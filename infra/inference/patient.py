@@ -85,9 +85,9 @@ class PatientPolicy:
         Raises:
             Failure: the version did not come, or the engine did not answer, within the limit.
         """
-        until = self._guard.patience + self._wait_s
+        until = self._guard.counted_s + self._wait_s
         while self._info is None or self._info.version < min_version:
-            if self._guard.patience > until:
+            if self._guard.counted_s > until:
                 has = "none" if self._info is None else self._info.version
                 raise _failure(f"waited {self._wait_s:g} s for policy version {min_version}; the engine has {has}")
             if self._info is not None or self._refreshing.locked():
@@ -102,7 +102,7 @@ class PatientPolicy:
         async with self._refreshing:
             if self._info is not None and self._info.version >= min_version:
                 return
-            if self._guard.patience > until:
+            if self._guard.counted_s > until:
                 return  # whoever asked before waited long enough for both
             found = self._info = await self._patiently("the engine's version", self._client.info, until)
             if found.version < min_version:
@@ -130,7 +130,7 @@ class PatientPolicy:
                 max_tokens=max_tokens,
             )
 
-        return await self._patiently(f"generation {request_id}", ask, self._guard.patience + self._wait_s)
+        return await self._patiently(f"generation {request_id}", ask, self._guard.counted_s + self._wait_s)
 
     async def _patiently(self, what: str, ask: Callable[[], Awaitable[T]], until: float) -> T:
         backoff_s, waited = FIRST_BACKOFF_S, False
@@ -145,7 +145,7 @@ class PatientPolicy:
                 if isinstance(error, PolicyUnreachable):
                     self._info = None
                     self._guard.failed(str(error))
-                if self._guard.patience > until:
+                if self._guard.counted_s > until:
                     kind = FailureKind.RATE_LIMIT if isinstance(error, PolicyOverloaded) else FailureKind.ENGINE
                     raise _failure(f"waited {self._wait_s:g} s for {what}: {error}", kind) from error
                 waited = True

@@ -129,14 +129,14 @@ async def test_time_stands_still_for_as_long_as_a_service_is_away_but_not_for_ev
     guard = guards.guard("policy", "http://here", service.probe)
     async with watched(guards):
         service.there = False
-        patience = guard.patience
+        patience = guard.counted_s
         await fail(clock, guard)
         await clock.advance(50)
-        within = (guards.still_s(), guard.patience - patience)
+        within = (guards.still_s(), guard.counted_s - patience)
         await clock.advance(200)
 
         assert (53.0, 0.0) == within
-        assert (LIMITS.longest_s, 253.0 - LIMITS.longest_s) == (guards.still_s(), guard.patience - patience)
+        assert (LIMITS.longest_s, 253.0 - LIMITS.longest_s) == (guards.still_s(), guard.counted_s - patience)
 
 
 async def test_an_address_that_is_met_later_does_not_take_back_the_time(clock, guards):
@@ -255,4 +255,4 @@ async def test_without_a_guard_nothing_is_ever_away(clock):
         await clock.advance(1)
     await guard.closed()
 
-    assert (False, clock.monotonic()) == (guard.open, guard.patience)
+    assert (False, clock.monotonic()) == (guard.open, guard.counted_s)

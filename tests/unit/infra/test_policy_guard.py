@@ -130,11 +130,11 @@ async def test_an_outage_that_outlasts_its_limit_is_left_to_the_stages_budget(wo
     """No attempt is spent on it: the call waits on, and its time counts again."""
     world.engine.error = PolicyUnreachable("connection refused")
     waiting = world.generate()
-    patience = world.guard.patience
+    patience = world.guard.counted_s
     await world.probe_for(LONGEST_S + 100)
 
     assert not waiting.done()
-    assert world.guard.patience > patience + 90
+    assert world.guard.counted_s > patience + 90
     waiting.cancel()
 
 
