@@ -82,6 +82,15 @@ class _Work(msgspec.Struct, frozen=True):
     """Bytes that it holds in memory."""
 
 
+class _Sighting(msgspec.Struct, frozen=True):
+    """Records of a retry tier that were seen at the same time."""
+
+    last: int
+    """Offset of the last of them."""
+    at: float
+    """When, monotonic seconds."""
+
+
 class Worker:
     """Works on the records of some topics as one member of a consumer group."""
 
@@ -111,10 +120,10 @@ class Worker:
         self._committed: dict[TopicPartition, Committed] = {}
         self._fresh: set[TopicPartition] = set()
         """Partitions of which nothing was started yet."""
-        self._held: dict[TopicPartition, int] = {}
-        """Partition of a retry tier -> when its next record is due, milliseconds by our clock."""
-        self._behind_ms = 0
-        """So far our clock is behind those that wrote to the retry tiers, at least."""
+        self._held: dict[TopicPartition, float] = {}
+        """Partition of a retry tier -> when its next record is due, monotonic seconds."""
+        self._sighted: dict[TopicPartition, _Sighting] = {}
+        """Partition of a retry tier -> the last one of its records that were not due yet when they came."""
         self._waiting: deque[Record] = deque()
         """Records that were fetched and have no room yet."""
         self._jobs: dict[asyncio.Task[None], _Work] = {}
@@ -200,8 +209,8 @@ class Worker:
 
     def _shut(self) -> set[TopicPartition]:
         """Return the partitions of which nothing may be started now."""
-        now_ms = self._clock.now_ms()
-        self._held = {tp: due_ms for tp, due_ms in self._held.items() if due_ms > now_ms}
+        now = self._clock.monotonic()
+        self._held = {tp: due for tp, due in self._held.items() if due > now}
         return self._held.keys() | {tp for tp, progress in self._progress.items() if progress.full}
 
     async def _admit(self, consumer: Consumer) -> list[_Work]:
@@ -223,18 +232,31 @@ class Worker:
 
     async def _hold(self, consumer: Consumer, record: Record) -> bool:
         """Go back to a record of a retry tier that is not due yet, and leave its partition alone until then."""
-        delay_ms, now_ms = self._sources[record.topic].delay_ms, self._clock.now_ms()
-        # What is read was written before: a wall clock that says otherwise is behind, and delays nobody by that.
-        self._behind_ms = max(self._behind_ms, record.timestamp_ms - now_ms)
-        due_ms = record.timestamp_ms + delay_ms - self._behind_ms
-        if due_ms <= now_ms:
+        wait_s = self._wait_s(record)
+        if wait_s <= 0:
             return False
-        self._held[record.tp] = due_ms
+        self._held[record.tp] = self._clock.monotonic() + wait_s
         # Those behind it come again after it: progress needs the order of the log.
         self._waiting = deque(other for other in self._waiting if other.tp != record.tp)
         with suppress(NotOwner):
             await consumer.seek(record.tp, record.offset)
         return True
+
+    def _wait_s(self, record: Record) -> float:
+        """Return for how long a record of a retry tier must still wait, seconds.
+
+        By its stamp, which a clock that is ahead of ours may have set; so its delay at most, from when it was seen.
+        """
+        delay_s = self._sources[record.topic].delay_ms / 1000
+        by_stamp_s = (record.timestamp_ms - self._clock.now_ms()) / 1000 + delay_s
+        if by_stamp_s <= 0:
+            return 0.0
+        seen = self._sighted.get(record.tp)
+        if seen is None or record.offset > seen.last:
+            # What was fetched with it was seen with it: else records would wait for one another, a delay each.
+            last = max((other.offset for other in self._waiting if other.tp == record.tp), default=record.offset)
+            seen = self._sighted[record.tp] = _Sighting(last, self._clock.monotonic())
+        return min(by_stamp_s, seen.at + delay_s - self._clock.monotonic())
 
     async def _start(self, consumer: Consumer, admitted: Sequence[_Work]) -> None:
         fresh = self._fresh & {work.record.tp for work in admitted}
@@ -364,6 +386,7 @@ class Worker:
             self._progress.pop(tp, None)
             self._committed.pop(tp, None)
             self._held.pop(tp, None)
+            self._sighted.pop(tp, None)
 
     async def _assigned(self, starts: Mapping[TopicPartition, Committed]) -> Mapping[TopicPartition, int]:
         """Go on with what was kept, and take up what is new where its last owner left it."""

@@ -274,7 +274,7 @@ async def test_at_worst_a_wrong_clock_moves_a_start_limit(renderer, hours, ends_
 
 @pytest.mark.parametrize("hours", [-1, 1])
 async def test_a_wrong_clock_tries_again_at_worst_earlier_and_no_more_often(renderer, hours):
-    """Ahead, the delay is lost; behind, it is no longer than ever. The limit is counted in the task."""
+    """Ahead, the delay is lost; behind, it runs from when the record was seen. The limit is counted in the task."""
     async with world_of(renderer, garbage=1.0) as world:
         clock, world.clock = world.clock, SkewedClock(world.clock, hours * HOUR_MS)
         pipeline, world.clock = world.pipeline(), clock

@@ -427,6 +427,18 @@ async def test_what_ended_is_committed_before_the_worker_leaves(bus):
     assert await committed(bus) == 5
 
 
+class Ahead:
+    """The clock of a machine that is an hour ahead; a bus takes its stamps from it."""
+
+    def __init__(self, clock):
+        self._clock = clock
+        self.monotonic, self.sleep = clock.monotonic, clock.sleep
+
+    def now_ms(self):
+        """Return the wrong time."""
+        return self._clock.now_ms() + 3_600_000
+
+
 async def vanish(bus, worker, running):
     """End a worker as kill -9 does: its partitions go to others, and it says nothing more."""
     await bus.expel(worker._worker._consumer)
@@ -601,6 +613,35 @@ async def test_a_retry_that_is_not_due_takes_no_place(bus):
 
     assert [0] * 8 + [1] * 8 == [attempt for attempt, _ in seen]
     assert all(at >= INIT_RETRY_5S.delay_ms / 1000 for attempt, at in seen if attempt)
+
+
+async def test_a_retry_that_is_stamped_in_the_future_waits_its_delay_and_takes_no_other_ones():
+    """A worker with a wrong clock wrote it; from when it was seen at the latest, its delay runs."""
+    clock, seen = FastClock(), {}
+    bus = MemoryBus(clock)
+    await bus.create_topics(TABLE)
+
+    async def handle(task):
+        seen[task.sample] = clock.monotonic()
+        return await opened(task)
+
+    async def retried(sample, topic):
+        began = clock.monotonic()
+        await Publisher(bus, clock, "test").publish(topic, make_task(sample=sample, samples=4, attempt=1), partition=0)
+        return began
+
+    worker = member(bus, handle, limits=Limits(poll_s=0.2, drain_s=1.0), clock=clock)
+    running = asyncio.create_task(worker.run())
+    bus.clock = Ahead(clock)
+    ahead = [await retried(sample, INIT_RETRY_5S) for sample in (0, 1)]
+    bus.clock = clock
+    await wait_until(lambda: len(seen), 2)
+    after = await retried(2, INIT_RETRY_30S)
+    await wait_until(lambda: len(seen), 3)
+    await stopped(worker, running)
+
+    assert all(seen[sample] - ahead[0] >= INIT_RETRY_5S.delay_ms / 1000 for sample in (0, 1))
+    assert seen[2] - after >= INIT_RETRY_30S.delay_ms / 1000 - 0.01  # a stamp is whole milliseconds
 
 
 async def test_records_beyond_the_byte_budget_wait_and_none_is_lost(bus):
