@@ -47,7 +47,11 @@ NEVER = Start(0)
 
 
 class Progress:
-    """What was handed out of one partition, and what of it is done."""
+    """What was handed out of one partition, and what of it is done.
+
+    Attributes:
+        fresh: nothing was started yet; whoever starts the first records sets it to False.
+    """
 
     def __init__(self, committed: Committed) -> None:
         """Go on from the group's progress.
@@ -55,6 +59,7 @@ class Progress:
         Args:
             committed: the offset to go on from, with its map if it has one.
         """
+        self.fresh = True
         known = decode(committed) or OffsetMap(committed.offset, {})
         self._floor = committed.offset
         self._restored = known.upper

@@ -118,8 +118,6 @@ class Worker:
         self._ready = ready
         self._progress: dict[TopicPartition, Progress] = {}
         self._committed: dict[TopicPartition, Committed] = {}
-        self._fresh: set[TopicPartition] = set()
-        """Partitions of which nothing was started yet."""
         self._held: dict[TopicPartition, float] = {}
         """Partition of a retry tier -> when its next record is due, monotonic seconds."""
         self._sighted: dict[TopicPartition, _Sighting] = {}
@@ -259,10 +257,11 @@ class Worker:
         return min(by_stamp_s, seen.at + delay_s - self._clock.monotonic())
 
     async def _start(self, consumer: Consumer, admitted: Sequence[_Work]) -> None:
-        fresh = self._fresh & {work.record.tp for work in admitted}
+        fresh = {work.progress for work in admitted if work.progress.fresh}
         if fresh:
             await self._count_starts(consumer)
-            self._fresh -= fresh
+            for progress in fresh:
+                progress.fresh = False
         for work in admitted:
             if self._progress.get(work.record.tp) is not work.progress:
                 self._bytes -= work.size  # lost while the count was committed
@@ -394,7 +393,6 @@ class Worker:
         kept = starts.keys() & self._progress.keys()
         for tp in starts.keys() - kept:
             self._progress[tp] = Progress(starts[tp])
-            self._fresh.add(tp)
         self._waiting.clear()  # it is fetched again: nothing of it was started
         return {tp: self._progress[tp].next_offset for tp in kept}
 

@@ -9,6 +9,7 @@ import pytest
 from infra.clock import SystemClock
 from infra.errors import BusError
 from infra.memory import MemoryBus
+from infra.offset_map import decode
 from infra.stage import Done, Member
 from infra.wire import Publisher
 from infra.worker import Limits
@@ -109,6 +110,44 @@ async def test_work_that_was_lost_with_its_partition_is_done_when_the_partition_
     assert cancelled
     assert sorted(begun[TASKS.partitions :]) == sorted(cancelled)
     assert len(await read_all(bus, EPISODES)) == TASKS.partitions
+
+
+async def test_the_first_records_of_a_partition_that_left_and_came_back_start_after_the_log_knows(clock):
+    """Also if that happened while the starts of its first time here were being counted."""
+
+    class Refusing(MemoryBus):
+        refused, refuses = 0, True
+
+        def store(self, group, offsets):
+            if self.refuses:
+                self.refused += 1
+                raise BusError("the coordinator is loading")
+            super().store(group, offsets)
+
+    bus, counts = Refusing(clock), {}
+    await bus.create_topics(TABLE)
+
+    async def handle(task):
+        known = (await bus.committed("init", TASKS.name)).get(task.sample)
+        counts[task.sample] = known and decode(known)
+        return await opened(task)
+
+    for sample in range(TASKS.partitions):
+        await publish(bus, clock, [sample], partition=sample)
+    worker = member(bus, handle, clock=clock, limits=Limits(poll_s=0.02, commit_every_s=3600, drain_s=1.0))
+    running = asyncio.create_task(worker.run())
+    await wait_until(lambda: bus.refused, 1)
+    guest = await bus.join([TASKS.name], "init")
+    left = guest.assignment()
+    await guest.close()
+    bus.refuses = False
+    await wait_until(lambda: len(counts), TASKS.partitions)
+    await stopped(worker, running)
+
+    assert left
+    assert {sample: {0: 1} for sample in range(TASKS.partitions)} == {
+        sample: known and known.unfinished for sample, known in counts.items()
+    }
 
 
 async def test_a_retry_that_is_not_due_stays_held_over_a_rebalance():
