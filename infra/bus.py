@@ -10,7 +10,8 @@ both to this page. Promises:
 - after a rebalance every partition goes on at the committed offset, those that the member kept too, unless its
   `on_assigned` says where else: whose work goes on need not be handed out again;
 - what a poll fetched before a rebalance or a seek is not handed out after it: the order within a partition holds;
-- `on_rebalance` is called when a rebalance begins, while what the member owns may still be committed;
+- `on_rebalance` is called when a rebalance begins, while what the member owns may still be committed; from its end to
+  that of `on_assigned` a commit raises NotOwner and reaches nobody;
 - `commit` of a partition that the member no longer owns raises NotOwner and changes nothing;
 - a reader (`read`) belongs to no group and sees one or more whole partitions from given offsets.
 

@@ -7,6 +7,9 @@ What aiokafka does not promise, and this file does:
   its caller left, is given back by a seek to the next offset that was not handed out (`_next`);
 - it resets an offset out of range silently, unless told not to reset at all. Here nothing resets: a new group is
   positioned at the earliest offset by hand, and anything else out of range is an OffsetLost;
+- a commit that it sends while its request to join waits is answered after it, with "another generation", and the client
+  then joins once more: whoever commits regularly would keep its group rebalancing for as long as that takes. Here
+  nothing is sent from the end of `on_rebalance` until the assignment is known;
 - it logs and forgets errors of the callbacks. Here the next poll raises them;
 - its protocol is eager: each rebalance takes everything away and gives most of it back. Here `on_revoked` gets only
   what did not come back, or everything if the membership itself was lost in between.
@@ -19,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +43,10 @@ from infra.errors import BusError, NotOwner, OffsetLost
 from infra.kafka_link import KafkaLink
 
 log = logging.getLogger(__name__)
+
+_TELLING_SHARE = 0.5
+"""Part of the time for a rebalance that its beginning may take: the rest is for the join, else the group goes on
+without this member."""
 
 _GRACE_S = 0.25
 """The client keeps its own time; a call is left alone only when it is this late, seconds."""
@@ -83,6 +91,9 @@ class GroupMember:
         self._next: dict[TopicPartition, int] = {}
         self._ready = asyncio.Event()
         self._settled = asyncio.Event()
+        self._joining = False
+        """A request to join is on its way, or answered and not carried out yet."""
+        self._committing = asyncio.Lock()
         self._epoch = 0
         self._call: _Call | None = None
         self._membership: tuple[str, int] = ("", -1)
@@ -126,10 +137,16 @@ class GroupMember:
         """Hand out nothing more: a rebalance has begun. What is owned may still be committed."""
         self._epoch += 1
         self._ready.clear()
-        if not self._owned:
-            return
+        if self._owned:
+            await self._tell_of_rebalance()
+        self._joining = True  # as soon as this returns
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._link.limits.commit_s), self._committing:
+                pass  # a commit that is on its way, or waits for its coordinator, must not come after it
+
+    async def _tell_of_rebalance(self) -> None:
         try:
-            async with asyncio.timeout(self._link.limits.rebalance_s / 2):
+            async with asyncio.timeout(_TELLING_SHARE * self._link.limits.rebalance_s):
                 await self._listener.on_rebalance()
         except TimeoutError:
             # The group would go on without this member: what was not committed is handed out again.
@@ -153,6 +170,7 @@ class GroupMember:
         except Exception as error:  # noqa: BLE001 - the client would log it and go on; the next poll raises it
             self._broken = error
         else:
+            self._joining = False
             self._ready.set()
         self._settled.set()
 
@@ -260,7 +278,10 @@ class GroupMember:
         }
         async with self._link.guarded(self._link.limits.commit_s, f"committing as group {self._group}"):
             try:
-                await self._client.commit(progress)
+                async with self._committing:
+                    if self._joining:
+                        raise NotOwner(f"group {self._group}: a rebalance is under way, its end is not known yet")
+                    await self._client.commit(progress)
             except (CommitFailedError, IllegalStateError) as error:
                 raise NotOwner(f"group {self._group} has rebalanced: {error}") from error
 

@@ -311,6 +311,7 @@ class MemoryMember:
         self._owned: frozenset[TopicPartition] = frozenset()
         self._position: dict[TopicPartition, int] = {}
         self._ready = False
+        self._joining = False
         self._moves = 0
         """Counts the rebalances and seeks that this member went through."""
         self._broken: Exception | None = None
@@ -347,6 +348,8 @@ class MemoryMember:
         foreign = sorted(offsets.keys() - self._owned)
         if foreign:
             raise NotOwner(f"group {self.group}: {foreign} belong to another member now")
+        if self._joining:
+            raise NotOwner(f"group {self.group}: a rebalance is under way, its end is not known yet")
         self._bus.store(self.group, offsets)
 
     async def seek(self, partition: TopicPartition, offset: int) -> None:
@@ -376,6 +379,7 @@ class MemoryMember:
         self._moves += 1
         if self._owned:
             await self._guarded(self._listener.on_rebalance())
+        self._joining = True
 
     async def lose(self, lost: frozenset[TopicPartition]) -> None:
         """Give partitions up."""
@@ -390,7 +394,7 @@ class MemoryMember:
         self._position = {part: progress.offset for part, progress in starts.items()}
         elsewhere = await self._guarded(self._listener.on_assigned(starts))
         self._position |= elsewhere or {}
-        self._ready = True
+        self._ready, self._joining = True, False
         self._news.set()
 
     def forget(self) -> None:

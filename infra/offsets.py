@@ -104,7 +104,8 @@ class Progress:
 
     def pass_to(self, offset: int) -> None:
         """Take note that everything below an offset was handed out: what of it never came is a gap."""
-        self._unfinished = {before: starts for before, starts in self._unfinished.items() if before >= offset}
+        if self._unfinished:
+            self._unfinished = {before: starts for before, starts in self._unfinished.items() if before >= offset}
         self._next = max(self._next, offset)
 
     def finish(self, offset: int) -> None:

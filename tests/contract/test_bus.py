@@ -502,6 +502,9 @@ class Member:
         self.revoked: list[frozenset[TopicPartition]] = []
         self.last_words: Mapping[TopicPartition, Committed] = {}
         """Committed when a rebalance begins."""
+        self.late_words = False
+        """Tries to commit when it is told what it owns."""
+        self.refused: list[str] = []
         self.go_on: Mapping[TopicPartition, int] = {}
         """Where to go on after a rebalance, instead of at the committed offsets."""
         self.consumer: Consumer
@@ -523,6 +526,11 @@ class Member:
     async def _assign(self, starts: Mapping[TopicPartition, Committed]) -> Mapping[TopicPartition, int]:
         self.assigned.append(frozenset(starts))
         self.starts.append(starts)
+        if self.late_words:
+            try:
+                await self.consumer.commit({part: Committed(0, "late") for part in starts})
+            except NotOwner as error:
+                self.refused.append(str(error))
         return {part: offset for part, offset in self.go_on.items() if part in starts}
 
     async def _poll(self) -> None:
@@ -618,6 +626,20 @@ class TestRebalance:
 
         assert len(inherited) == 2
         assert inherited == {part: Committed(2, f"of {part.partition}") for part in inherited}
+
+    async def test_from_the_first_callback_of_a_rebalance_to_the_last_nothing_is_committed(self, bus: Bus) -> None:
+        """It could only count for an assignment that is over, so it is refused at once and disturbs nobody."""
+        one = await Member().join(bus)
+        one.late_words = True
+        two = await Member().join(bus)
+        await until(lambda: len(one.assigned) == 2, "the first has its new assignment")
+        before = await bus.committed("g", "work")
+        await one.consumer.commit({part: Committed(0) for part in one.consumer.assignment()})
+        await one.close()
+        await two.close()
+
+        assert ({}, 1) == (before, len(one.refused))
+        assert "a rebalance is under way" in one.refused[0]
 
     async def test_a_member_is_told_where_each_partition_starts(self, kit: Kit) -> None:
         """At the committed offset with its text, or at the earliest one."""

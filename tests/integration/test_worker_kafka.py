@@ -6,11 +6,14 @@ import asyncio
 import itertools
 import os
 import sys
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from infra.bus import Committed, Listener
 from infra.clock import SystemClock
+from infra.errors import NotOwner
 from infra.kafka import KafkaBus, KafkaLimits
 from infra.stage import Done, Member
 from infra.wire import Publisher, unpack
@@ -28,14 +31,19 @@ CLOCK = SystemClock()
 PREFIXES = itertools.count()
 
 
-@pytest.fixture
-async def bus(kafka):
-    limits = KafkaLimits(session_s=6.0, heartbeat_s=0.5, max_poll_s=1.0)
+@asynccontextmanager
+async def connected(kafka, limits):
     bus = KafkaBus(kafka, prefix=f"worker{os.getpid()}-{next(PREFIXES)}.", limits=limits)
     await bus.start()
     await bus.create_topics(TABLE)
     yield bus
     await bus.close()
+
+
+@pytest.fixture
+async def bus(kafka):
+    async with connected(kafka, KafkaLimits(session_s=6.0, heartbeat_s=0.5, max_poll_s=1.0)) as bus:
+        yield bus
 
 
 async def count(bus, topic):
@@ -69,6 +77,73 @@ async def test_a_job_longer_than_the_groups_limit_causes_no_rebalance(bus, caplo
     assert CLOCK.monotonic() - began >= 6.0
     assert sorted(seen) == [0, 1, 2]
     assert sum("owns" in message for message in caplog.messages) == 1
+
+
+class Regular:
+    """A member that polls, counts its assignments, and may be slow to agree to a rebalance."""
+
+    def __init__(self):
+        self.assignments, self.begun, self.tried, self.committed = 0, 0, 0, 0
+        self.agrees = asyncio.Event()
+        self.agrees.set()
+
+    async def join(self, bus):
+        self.consumer = await bus.join(
+            [TASKS.name], "regular", Listener(on_rebalance=self._begin, on_assigned=self._own)
+        )
+        self._tasks = [asyncio.create_task(self._poll())]
+        return self
+
+    async def _begin(self):
+        self.begun, self.tried = self.begun + 1, 0
+        await self.agrees.wait()
+
+    async def _own(self, starts):
+        self.assignments += 1
+        return {}
+
+    async def _poll(self):
+        while True:
+            await self.consumer.poll(1, 0.05)
+
+    def commit_regularly(self, every_s):
+        self._tasks.append(asyncio.create_task(self._commit(every_s)))
+
+    async def _commit(self, every_s):
+        while True:
+            self.tried += 1
+            self._tasks.append(asyncio.create_task(self._try()))
+            await CLOCK.sleep(every_s)
+
+    async def _try(self):
+        with suppress(NotOwner):
+            await self.consumer.commit({tp: Committed(0) for tp in self.consumer.assignment()})
+            self.committed += 1
+
+    async def close(self):
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.consumer.close()
+
+
+async def test_a_member_that_joins_is_one_rebalance_however_slow_it_is_and_however_often_others_commit(kafka):
+    """A commit that is answered after a request to join makes the client join once more, and so on without an end."""
+    async with connected(kafka, KafkaLimits(session_s=30.0, heartbeat_s=0.1)) as bus:
+        regular, slow = await Regular().join(bus), await Regular().join(bus)
+        await wait_until(lambda: regular.assignments, 2)
+        slow.agrees.clear()
+        regular.commit_regularly(0.02)
+        joining = asyncio.create_task(Regular().join(bus))
+        await wait_until(lambda: (regular.begun, regular.tried), (2, 20))  # all of them while the slow one thinks
+        slow.agrees.set()
+        third = await joining
+        await wait_until(lambda: regular.committed, regular.committed + 50)
+        counts = [member.assignments for member in (regular, slow, third)]
+        for member in (third, slow, regular):
+            await member.close()
+
+    assert [3, 2, 1] == counts
 
 
 @pytest.mark.slow
