@@ -110,9 +110,10 @@ class KafkaBus:
     async def close(self) -> None:
         """Flush what was accepted and disconnect."""
         self._started = False
-        if self._producer is not None:
-            await self._retire(self._producer)
-            self._producer = None
+        async with self._replacing:  # a producer that is just being made would be nobody's
+            if self._producer is not None:
+                await self._retire(self._producer)
+                self._producer = None
         await asyncio.gather(*self._retired)
         await self._progress.close()
         await self._link.close()
@@ -171,14 +172,18 @@ class KafkaBus:
 
     async def _ready_producer(self) -> AIOKafkaProducer:
         """Return the producer, made at the first record: who only reads may not be allowed to have one."""
-        if not self._started:
-            raise BusError("the bus is not started: call start() first")
+        self._require_start()
         if self._producer is not None and not self._replacing.locked():
             return self._producer
         async with self._replacing:
+            self._require_start()  # it may have been closed meanwhile
             if self._producer is None:
                 self._producer = await self._make_producer()
             return self._producer
+
+    def _require_start(self) -> None:
+        if not self._started:
+            raise BusError("the bus is not started, or closed: call start() first")
 
     async def _make_producer(self) -> AIOKafkaProducer:
         await self._link.reach()

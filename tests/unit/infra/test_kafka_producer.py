@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from aiokafka.errors import KafkaTimeoutError, TopicAuthorizationFailedError
 
+from infra.clock import settle
 from infra.errors import BusError
 from infra.kafka import _SEQUENCE_ERRORS, KafkaBus
 
@@ -67,6 +68,29 @@ async def test_a_producer_that_fails_again_is_an_error_and_not_a_loop():
     await bus.close()
 
     assert [[b"v"], [b"v"], [b"w"]] == [producer.sent for producer in bus.made]
+
+
+async def test_a_producer_that_is_just_being_made_when_the_bus_is_closed_is_stopped_too():
+    """Nobody else would: its task and its connections would outlive the bus."""
+    made = asyncio.Event()
+
+    class Slow(Bus):
+        async def _make_producer(self):
+            if self.made:
+                await made.wait()
+            return await super()._make_producer()
+
+    bus = Slow(Producer(KafkaTimeoutError()), Producer(), Producer())
+    publishing = [asyncio.create_task(bus.publish("control", value, key=b"k")) for value in (b"v", b"w")]
+    await settle()
+    closing = asyncio.create_task(bus.close())
+    await settle()
+    made.set()
+    await closing
+    ends = await asyncio.gather(*publishing, return_exceptions=True)
+
+    assert all(isinstance(end, BusError) for end in ends)
+    assert [True, True] == [producer.stopped for producer in bus.made]
 
 
 @pytest.mark.parametrize("error", [TopicAuthorizationFailedError, KafkaTimeoutError])
