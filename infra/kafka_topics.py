@@ -13,7 +13,7 @@ from typing import Any
 
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.admin.new_topic import NewTopic
-from aiokafka.errors import TopicAlreadyExistsError, TopicAuthorizationFailedError, for_code
+from aiokafka.errors import NoError, TopicAlreadyExistsError, TopicAuthorizationFailedError, for_code
 
 from infra.errors import BusError
 from infra.kafka_link import KafkaLink
@@ -21,9 +21,6 @@ from infra.topic_shape import ANY_COPIES, Durability, Shape, configs, require, s
 from schemas.topics import Topic
 
 log = logging.getLogger(__name__)
-
-_UNKNOWN_TOPIC = 3
-"""Kafka's error code UNKNOWN_TOPIC_OR_PARTITION."""
 
 _LOOK_S = 0.05
 """Pause between two looks at topics that are being made, seconds."""
@@ -50,7 +47,7 @@ async def create(link: KafkaLink, topics: Iterable[Topic[Any]], durability: Dura
         answer = await link.admin.create_topics(wanted)
         for name, code, *rest in answer.topic_errors:
             # Somebody else may create the same topics at the same moment: `check` tells whether they are the same.
-            if code not in (0, TopicAlreadyExistsError.errno):
+            if code not in (NoError.errno, TopicAlreadyExistsError.errno):
                 raise BusError(f"creating topic {name} at {link.bootstrap}: {for_code(code).__name__} {rest}")
         await _until_usable(link, missing)
     return [topic.name for topic in missing]
@@ -85,7 +82,10 @@ def _shape(partitions: list[dict[str, Any]], settings: dict[str, str]) -> Shape:
 
 
 async def _present(link: KafkaLink, names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """Return topic -> its partitions, for those that there are. Raises BusError for one that we may not see."""
+    """Return topic -> its partitions, for those that can be used. Raises BusError for one that we may not see.
+
+    A topic that is just being made may be known without a leader, and so without partitions: it counts from then on.
+    """
     found = await _describe(link, names)
     hidden = sorted(topic["topic"] for topic in found if topic["error_code"] == TopicAuthorizationFailedError.errno)
     if hidden:
@@ -93,7 +93,7 @@ async def _present(link: KafkaLink, names: Sequence[str]) -> dict[str, list[dict
     return {
         topic["topic"].removeprefix(link.prefix): topic["partitions"]
         for topic in found
-        if topic["error_code"] != _UNKNOWN_TOPIC
+        if topic["error_code"] == NoError.errno and topic["partitions"]
     }
 
 
