@@ -124,7 +124,7 @@ class KafkaLink:
         }
 
     async def reach(self) -> None:
-        """Find the addresses that answer; clients made next begin there. Raises BusError when none does.
+        """Find the addresses that answer; clients made next begin there. Raises BusError or ConfigError when none does.
 
         A client tries its addresses one by one, each for as long as a request may take: a frozen broker would use up
         the whole time for connecting.
@@ -157,9 +157,7 @@ class KafkaLink:
     def failure(self, error: TimeoutError | KafkaError, limit_s: float, doing: str, advice: str) -> BusError:
         """Return what an error of the client, or no answer within a limit, means for who was doing something."""
         if isinstance(error, TimeoutError):
-            return BusError(
-                f"{doing}: no answer from {self.bootstrap or 'an empty address'} in {limit_s:g} s; {advice}"
-            )
+            return BusError(f"{doing}: no answer from {self.bootstrap} in {limit_s:g} s; {advice}")
         if isinstance(error, _DENIED):
             return BusError(f"{doing} at {self.bootstrap}: {self.denied('access', _resource(error))}")
         return BusError(f"{doing} at {self.bootstrap}: {type(error).__name__}: {error}")

@@ -24,7 +24,7 @@ from aiokafka.errors import (
 )
 from aiokafka.protocol.metadata import MetadataRequest
 
-from infra.errors import BusError
+from infra.errors import BusError, ConfigError
 from infra.security import Protocol, Security
 
 _PAUSE_S = 0.25
@@ -68,9 +68,14 @@ async def reach(bootstrap: str, security: Security, *, limit_s: float) -> list[A
     """Return the answers of a cluster, as soon as one of its addresses has answered.
 
     Raises:
+        ConfigError: there is no address to ask.
         BusError: none did within the limit, or the cluster refused us; it says what to check.
     """
     addresses = [address.strip() for address in bootstrap.split(",") if address.strip()]
+    if not addresses:
+        raise ConfigError(
+            f"connecting to Kafka: {bootstrap!r} names no address; set bus.bootstrap to host:port,host:port"
+        )
     give_up = time.monotonic() + limit_s
     known: dict[str, Trouble] = {}
     while True:
@@ -91,7 +96,7 @@ async def reach(bootstrap: str, security: Security, *, limit_s: float) -> list[A
                 raise BusError(f"connecting to Kafka: {worst.text}")
             said = "; ".join(trouble.text for trouble in known.values())
             raise BusError(
-                f"connecting to Kafka: no answer from {bootstrap or 'an empty address'} in {limit_s:g} s ({said}); "
+                f"connecting to Kafka: no answer from {bootstrap} in {limit_s:g} s ({said}); "
                 "start one with `rollmill up` or `rollmill broker start`, or set bus.bootstrap"
             )
         await asyncio.sleep(_PAUSE_S)
