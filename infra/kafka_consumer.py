@@ -349,16 +349,18 @@ class PartitionReader:
         """Return up to max_records records, or none after timeout_s; in offset order per partition."""
         try:
             found = await self._client.getmany(timeout_ms=int(timeout_s * 1000), max_records=max_records)
+            # The client's position also passes over gaps: compacted records, markers of transactions.
+            positions = {part: await self._client.position(self._link.outer(part)) for part in self._position}
         except OffsetOutOfRangeError as error:
-            partition, offset = next(iter(error.args[0].items()))
-            if said := await self._link.lost(self._link.inner(partition), offset):
+            lost, offset = next(iter(error.args[0].items()))
+            if said := await self._link.lost(self._link.inner(lost), offset):
                 raise OffsetLost(said) from error
             return []  # it is there after all, and is fetched again
         except KafkaError as error:
+            for partition, offset in self._position.items():
+                self._client.seek(self._link.outer(partition), offset)  # what was fetched by now comes again
             raise BusError(f"reading at {self._link.bootstrap}: {error!r}") from error
-        for partition in self._position:
-            # The client's position also passes over gaps: compacted records, markers of transactions.
-            self._position[partition] = await self._client.position(self._link.outer(partition))
+        self._position = positions
         return [_record(self._link, record) for records in found.values() for record in records]
 
     def position(self, partition: TopicPartition) -> int:
