@@ -1,40 +1,47 @@
 """Every admitted sample gets a terminal record: what has none when its time is up is expired here.
 
-Reads `tasks` and `trajectories` from the start and keeps the samples in between. A sample's time is up at `reap_at`:
-its `start_by` plus all stage budgets plus a grace, so nothing that still may end by itself is reaped; the time since
-its task was published during which a stage stood still, because a service was away, is added to that. What is withdrawn
-on `control` ends at once as cancelled, queued or not, admitted before or after; a withdrawal is removed once the last
-`reap_at` of its run has passed, and so is what workers wrote of outages once nothing depends on it. Two reapers, or a
-reaper and a worker, may both write a terminal record; the first one in the log counts. All liveness rests on this
-service: it needs no stage, host or engine to be alive. Beside that it tidies up once an hour (`upkeep.py`).
+Reads `tasks` from the start, and `trajectories` since the first of them, and keeps the samples in between
+(`open_samples.py`). A sample's time is up at `reap_at`: its `start_by` plus all stage budgets plus a grace, so nothing
+that still may end by itself is reaped; the time since its task was published during which a stage stood still, because
+a service was away, is added to that. What is withdrawn on `control` ends at once as cancelled, queued or not, admitted
+before or after; a withdrawal is removed once the last `reap_at` of its run has passed, and so is what workers wrote of
+outages once nothing depends on it. Two reapers, or a reaper and a worker, may both write a terminal record; the first
+one in the log counts. Beside that it tidies up once an hour (`upkeep.py`).
+
+All liveness rests on this service: it needs no stage, host or engine to be alive, and no blob store. What lies in the
+store is opened beside the rest: a claim check names its sample outside, which is set aside until then; it is not taken
+for an end unopened, since nobody else could read a lost one either, and its group would wait for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
+from infra.blobs import BlobsAway
 from infra.bus import Bus, Reader, Record, TopicPartition
 from infra.cancellation import PREFIX, Cancellation
+from infra.claims import claimed
 from infra.clock import Clock
 from infra.events import EventLog
 from infra.middleware.cancel import outcome_of
-from infra.middleware.deadline import GRACE_S, LONGEST_S, reap_at_ms
+from infra.middleware.deadline import GRACE_S, LONGEST_S
 from infra.outages import away_ms, forgettable
+from infra.reading import positions, read_between
 from infra.service import alongside, worker_name
 from infra.terminal import terminal
 from infra.wire import Publisher, unpack
+from producers.open_samples import OpenSamples
 from producers.upkeep import EVERY_S, collect_blobs
-from schemas.cancels import Cancels
 from schemas.codec import DecodeError
-from schemas.control import Breaker, Cancel, Credit, RunManifest, control_key
+from schemas.control import Breaker, Credit, RunManifest, control_key
 from schemas.messages import SampleId, Task
 from schemas.outcome import Cancelled, Expired, Outcome
 from schemas.telemetry import EventKind, StageEvent
-from schemas.topics import CONTROL, TASKS, TRAJECTORIES, Topic
+from schemas.topics import CONTROL, HOUR_MS, TASKS, TRAJECTORIES, Topic
 
 log = logging.getLogger(__name__)
 
@@ -47,105 +54,17 @@ BATCH = 1_000
 MAX_UNACKNOWLEDGED = 256
 """Terminal records on their way to the log at once."""
 
+EARLIER_MS = HOUR_MS
+"""Outcomes are read from so long before the first task that is left, milliseconds: clocks of writers differ."""
 
-Away = Callable[[int], int]
-"""Time since a moment, milliseconds since the epoch, during which stages stood still, in milliseconds."""
+SAMPLE_DIGITS = 10
+"""Most digits of a sibling's number: anybody may have written a header."""
 
+OPENING_S = 0.5
+"""Blobs are opened for so long at a time, seconds; then what is due has its turn."""
 
-def never(_: int) -> int:
-    """Tell that no stage stood still."""
-    return 0
-
-
-class OpenSamples:
-    """Admitted samples without a terminal record, ordered by when they are given up. Pure.
-
-    An end is remembered until the sample would have been given up, since its task may be read later than its outcome;
-    after that it is forgotten, so memory follows what is on its way and not the length of the run.
-    """
-
-    def __init__(self) -> None:
-        self._open: dict[SampleId, Task] = {}
-        self._published: dict[SampleId, int] = {}
-        self._fresh: list[SampleId] = []
-        self._given_up: set[SampleId] = set()
-        self._last: dict[str, int] = {}
-        self._ended: set[SampleId] = set()
-        self._due: list[tuple[int, SampleId]] = []
-        self._forget: list[tuple[int, SampleId]] = []
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    @property
-    def remembered(self) -> int:
-        """Ended samples that are still remembered."""
-        return len(self._ended)
-
-    @property
-    def oldest_ms(self) -> int | None:
-        """When the first of the open samples was published, milliseconds since the epoch; None if none is open."""
-        return min(self._published.values(), default=None)
-
-    def admit(self, task: Task, published_ms: int = 0) -> None:
-        """Take a task; one that was published again, or has ended, changes nothing."""
-        self._note(task)
-        if task.id in self._open or task.id in self._ended:
-            return
-        self._open[task.id] = task
-        self._published[task.id] = published_ms
-        self._fresh.append(task.id)
-        heapq.heappush(self._due, (reap_at_ms(task), task.id))
-
-    def end(self, task: Task) -> None:
-        """Take the task of a terminal record, also of a sample whose own task was not read yet."""
-        self._note(task)
-        if task.id not in self._ended:
-            heapq.heappush(self._forget, (reap_at_ms(task), task.id))
-        self._ended.add(task.id)
-        self._open.pop(task.id, None)
-        self._published.pop(task.id, None)
-        self._given_up.discard(task.id)
-
-    def last_reap_at_ms(self, run: str) -> int | None:
-        """Return when the last sample of a run is given up, as far as known; None if the run has none."""
-        return self._last.get(run)
-
-    def withdrawn(self, cancels: Cancels, *, only_new: bool) -> list[tuple[Task, Cancel]]:
-        """Return the open samples that are withdrawn, each once; they stay open until their terminal record is read.
-
-        Args:
-            cancels: what is withdrawn.
-            only_new: nothing was withdrawn since the last question, so only samples admitted since are looked at.
-        """
-        looked_at, self._fresh = self._fresh if only_new else list(self._open), []
-        found = []
-        for sample in looked_at if len(cancels) else ():
-            cancel = cancels.of(sample.run, sample.group, sample.sample)
-            if cancel is not None and sample in self._open and sample not in self._given_up:
-                self._given_up.add(sample)
-                found.append((self._open[sample], cancel))
-        return found
-
-    def overdue(self, now_ms: int, away: Away = never) -> list[Task]:
-        """Return the samples to give up; they stay open until their terminal record is read."""
-        found = []
-        while self._due and self._due[0][0] <= now_ms:
-            _, sample = heapq.heappop(self._due)
-            if sample not in self._open or sample in self._given_up:
-                continue
-            due_ms = reap_at_ms(self._open[sample]) + away(self._published[sample])
-            if due_ms <= now_ms:
-                self._given_up.add(sample)
-                found.append(self._open[sample])
-            else:
-                heapq.heappush(self._due, (due_ms, sample))
-        while self._forget and self._forget[0][0] <= now_ms:
-            self._ended.discard(heapq.heappop(self._forget)[1])
-        return found
-
-    def _note(self, task: Task) -> None:
-        self._last[task.run] = max(reap_at_ms(task), self._last.get(task.run, 0))
+SAY_EVERY_S = 30.0
+"""A blob store that is away is spoken of this often, seconds."""
 
 
 class Reaper:
@@ -163,6 +82,8 @@ class Reaper:
         """Timestamp of the latest record that was read."""
         self._look_at = 0.0
         """When to look for outages that may be forgotten, monotonic seconds."""
+        self._unopened: deque[Record] = deque()
+        self._said_at: float | None = None
 
     async def run(self) -> None:
         """Reap until cancelled; ends with the error of a reader that breaks."""
@@ -170,13 +91,17 @@ class Reaper:
             await self._work()
 
     async def _work(self) -> None:
-        tasks, trajectories = await self._from_start(TASKS), await self._from_start(TRAJECTORIES)
+        first_ms = await self._first_task_ms()
+        tasks = await self._reader(TASKS, await self._bus.begin_offsets(TASKS.name))
+        since = await self._bus.offsets_since(TRAJECTORIES.name, first_ms - EARLIER_MS)
+        trajectories = await self._reader(TRAJECTORIES, since)
         try:
             await self._catch_up(TRAJECTORIES, trajectories)
             await self._catch_up(TASKS, tasks)
             async with alongside(self._tidy_up()):
                 while True:
                     await asyncio.gather(self._read(tasks), self._read(trajectories))
+                    await self._open()
                     await self.withdraw()
                     await self.reap()
                     await self.forget()
@@ -275,25 +200,70 @@ class Reaper:
     async def _caught_up(self, topic: Topic[Any], reader: Reader) -> bool:
         """Tell whether all that is in a topic at this moment was taken; not to be asked while it is read."""
         ends = await self._bus.end_offsets(topic.name)
-        return all(reader.position(TopicPartition(topic.name, part)) >= end for part, end in ends.items())
+        return not self._unopened and all(
+            reader.position(TopicPartition(topic.name, part)) >= end for part, end in ends.items()
+        )
 
-    async def _from_start(self, topic: Topic[Any]) -> Reader:
-        begin = await self._bus.begin_offsets(topic.name)
-        return await self._bus.read({TopicPartition(topic.name, part): offset for part, offset in begin.items()})
+    async def _first_task_ms(self) -> int:
+        """Return the earliest time of a task that the log still holds; now if it holds none."""
+        begin = positions(TASKS, await self._bus.begin_offsets(TASKS.name))
+        end = positions(TASKS, await self._bus.end_offsets(TASKS.name))
+        first = {tp: offset for tp, offset in begin.items() if offset < end[tp]}
+        behind = {tp: offset + 1 for tp, offset in first.items()}
+        found = [record.timestamp_ms async for record in read_between(self._bus, self._clock, first, behind)]
+        return min(found, default=self._clock.now_ms())
+
+    async def _reader(self, topic: Topic[Any], start: dict[int, int]) -> Reader:
+        return await self._bus.read(positions(topic, start))
 
     async def _read(self, reader: Reader) -> None:
         for record in await reader.poll(BATCH, POLL_S):
             self._heard_ms = max(self._heard_ms, record.timestamp_ms)
-            try:
+            if claimed(record) is None:
                 await self._take(record)
-            except DecodeError as error:
-                log.debug("reaper skips an unreadable record, its stage buries it: %s", error)
+                continue
+            self._unopened.append(record)
+            if record.topic == TRAJECTORIES.name and (sample := _named(record)) is not None:
+                self._samples.set_aside(sample)
+
+    async def _open(self) -> None:
+        """Take what lies in the blob store, for a while; nothing of it while that is away."""
+        until = self._clock.monotonic() + OPENING_S
+        while self._unopened and self._clock.monotonic() < until:
+            try:
+                await self._take(self._unopened[0])
+            except BlobsAway as error:
+                self._say_away(error)
+                self._unopened.rotate(-1)  # should it be this one alone, it holds up no other
+                return
+            self._unopened.popleft()
 
     async def _take(self, record: Record) -> None:
-        if record.topic == TASKS.name:
-            self._samples.admit((await unpack(TASKS, record, self._bus)).message, record.timestamp_ms)
-        else:
-            self._samples.end((await unpack(TRAJECTORIES, record, self._bus)).message.task)
+        try:
+            if record.topic == TASKS.name:
+                self._samples.admit((await unpack(TASKS, record, self._bus)).message, record.timestamp_ms)
+            else:
+                self._samples.end((await unpack(TRAJECTORIES, record, self._bus)).message.task)
+        except DecodeError as error:
+            log.debug("reaper skips an unreadable record, its stage buries it: %s", error)
+            if (sample := _named(record)) is not None:
+                self._samples.put_back(sample)
+
+    def _say_away(self, error: BlobsAway) -> None:
+        now = self._clock.monotonic()
+        if self._said_at is None or now - self._said_at >= SAY_EVERY_S:
+            self._said_at = now
+            log.warning(
+                "%d records wait for the blob store, their samples are not ended: %s", len(self._unopened), error
+            )
+
+
+def _named(record: Record) -> SampleId | None:
+    """Return the sample that a record names in its headers, if it does: `run/group/sample`."""
+    parts = (record.header("ce_subject") or b"").decode(errors="replace").rsplit("/", 2)
+    if len(parts) != len(("run", "group", "sample")) or not parts[2].isdecimal() or len(parts[2]) > SAMPLE_DIGITS:
+        return None
+    return SampleId(run=parts[0], group=parts[1], sample=int(parts[2]))
 
 
 def _event(task: Task, outcome: Outcome, at_ms: int) -> StageEvent:

@@ -16,22 +16,26 @@ from infra.blobs import KEEP_MS, BlobsAway
 from infra.blobs.memory import MemoryBlobs
 from infra.board.board import Board
 from infra.board.feed import Feed, rebuild
+from infra.bus import TopicPartition
+from infra.claims import claimed
 from infra.clock import settle
 from infra.errors import BusError
-from infra.memory import MemoryReader
+from infra.memory import MemoryBus, MemoryReader
 from infra.middleware.deadline import GRACE_S, LONGEST_S, reap_at_ms
 from infra.outages import SILENT_MS
 from infra.wire import Publisher, unpack
 from producers import reaper
-from producers.reaper import OpenSamples, Reaper
+from producers.open_samples import OpenSamples
+from producers.reaper import EARLIER_MS, Reaper
 from schemas import codec
 from schemas.arbiter import Arbiter, Ruling
 from schemas.cancels import Cancels
 from schemas.control import Breaker, Cancel, Credit, Outage, RunManifest
 from schemas.messages import Budgets, Trajectory
 from schemas.outcome import Cancelled, Completed, Expired
+from schemas.partition import partition_for
 from schemas.telemetry import EventKind, StageEvent
-from schemas.topics import CONTROL, TASKS, TRAJECTORIES
+from schemas.topics import CONTROL, STAGE_MS, TABLE, TASKS, TRAJECTORIES
 from tests.logs import make_task, read_all
 
 BUDGETS = Budgets(init_s=10, run_s=20, eval_s=30)
@@ -49,6 +53,8 @@ OPERATIONS = st.lists(
         st.tuples(st.just("end"), st.integers(0, 5), st.none()),
         st.tuples(st.just("ask"), st.none(), st.integers(0, 120_000)),
         st.tuples(st.just("cancel"), st.integers(0, 5), st.none()),
+        st.tuples(st.just("set aside"), st.integers(0, 5), st.none()),
+        st.tuples(st.just("put back"), st.integers(0, 5), st.none()),
     ),
     max_size=40,
 )
@@ -56,9 +62,12 @@ OPERATIONS = st.lists(
 
 @given(operations=OPERATIONS)
 def test_a_sample_is_given_up_once_and_only_when_it_is_open_and_overdue(operations):
-    """In any order of tasks, outcomes, cancels and questions; an end before its task counts, a repeated task is one."""
+    """In any order of tasks, outcomes, cancels and questions; an end before its task counts, a repeated task is one.
+
+    What is set aside may have ended: it is given up only once it was put back.
+    """
     samples, cancels = OpenSamples(), Cancels()
-    due, ended, given_up = {}, set(), set()
+    due, ended, given_up, aside = {}, set(), set(), set()
     for what, sample, number in operations:
         if what == "admit":
             task = open_task(sample, number)
@@ -69,18 +78,23 @@ def test_a_sample_is_given_up_once_and_only_when_it_is_open_and_overdue(operatio
             samples.end(make_task(sample=sample))
             ended.add(sample)
             due.pop(sample, None)
+            aside.discard(sample)
+        elif what in {"set aside", "put back"}:
+            task = make_task(sample=sample)
+            (samples.set_aside if what == "set aside" else samples.put_back)(task.id)
+            (aside.add if what == "set aside" and sample not in ended else aside.discard)(sample)
         elif what == "cancel":
             target = f"test/g0/{sample}"
             cancels.put(target, Cancel(target=target, cause="by request"))
             found = [task.sample for task, _ in samples.withdrawn(cancels, only_new=False)]
-            wanted = [sample for sample in due if f"test/g0/{sample}" in cancels and sample not in given_up]
+            wanted = [sample for sample in due if f"test/g0/{sample}" in cancels and sample not in given_up | aside]
             assert sorted(found) == sorted(wanted)
             given_up.update(found)
             assert [] == samples.withdrawn(cancels, only_new=True)
         else:
             found = [task.sample for task in samples.overdue(number)]
             assert sorted(found) == sorted(
-                sample for sample, at in due.items() if at <= number and sample not in given_up
+                sample for sample, at in due.items() if at <= number and sample not in given_up | aside
             )
             given_up.update(found)
         assert len(samples) == len(due)
@@ -241,6 +255,134 @@ async def test_what_ended_before_the_reaper_started_is_not_reaped(bus, clock):
     await asyncio.gather(running, return_exceptions=True)
 
     assert await log.expired() == [1199]
+
+
+class Watched(MemoryBus):
+    """A log that remembers from where it was read."""
+
+    def __init__(self, clock, **options):
+        super().__init__(clock, **options)
+        self.starts = []
+
+    async def read(self, start):
+        self.starts.append(dict(start))
+        return await super().read(start)
+
+
+async def test_outcomes_from_before_the_first_task_that_is_left_are_not_read(clock):
+    """They are kept for months with their transcripts; whose task has left the log needs no end any more."""
+    bus = Watched(clock)
+    await bus.create_topics(TABLE)
+    log, home = Log(bus, clock), partition_for("test", TRAJECTORIES.partitions)
+    for sample in range(5):
+        await log.end(open_task(sample, clock.now_ms()))
+    clock._start_ms += STAGE_MS
+    ended, late = open_task(5, clock.now_ms()), open_task(6, clock.now_ms())
+    await log.admit(ended, late)
+    clock._start_ms += EARLIER_MS
+    await log.end(ended)
+    running = asyncio.create_task(Reaper(bus, clock).run())
+    await settle(100)
+    await log.advance(20)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    (start,) = [start for start in bus.starts if TopicPartition(TRAJECTORIES.name, home) in start]
+
+    assert 5 == start[TopicPartition(TRAJECTORIES.name, home)]
+    assert [6] == await log.expired()
+
+
+class DeafBlobs(MemoryBlobs):
+    """A store that does not answer while `away` is set."""
+
+    away = False
+
+    async def get(self, digest):
+        if self.away:
+            raise BlobsAway("the disk is away")
+        return await super().get(digest)
+
+
+class LargeLog(Log):
+    """A log whose values may be claim checks, with a reaper at work."""
+
+    async def end_large(self, task):
+        """End a sample with a transcript too large for the log, and return its blob's digest."""
+        verdict = {"text": random.Random(task.sample).randbytes(1_200_000)}
+        trajectory = Trajectory(task=task, outcome=DONE, verdict=verdict, stage="eval")
+        await self._publisher.publish(TRAJECTORIES, trajectory)
+        return claimed((await read_all(self.bus, TRAJECTORIES))[-1])
+
+    async def expired(self):
+        """Return the samples with an expired record, in log order."""
+        records = [record for record in await read_all(self.bus, TRAJECTORIES) if claimed(record) is None]
+        found = [(await unpack(TRAJECTORIES, record)).message for record in records]
+        return [trajectory.task.sample for trajectory in found if isinstance(trajectory.outcome, Expired)]
+
+
+@pytest.fixture
+async def large_log(clock):
+    """The log with a store for large values that can go away, and a reaper at work."""
+    bus = MemoryBus(clock, blobs=DeafBlobs(clock))
+    await bus.create_topics(TABLE)
+    log = LargeLog(bus, clock)
+    running = asyncio.create_task(Reaper(bus, clock).run())
+    await settle()
+    yield log
+    assert not running.done(), running
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_store_that_is_away_stops_nobody_else(large_log, clock):
+    """All liveness rests on the reaper; whose task or end is in the store waits for it, and ends as it should then."""
+    now, log = clock.now_ms(), large_log
+    large = open_task(0, now, payload={"image": random.Random(0).randbytes(1_000_000)})
+    ended = open_task(1, now)
+    log.bus.blobs.away = True
+    await log.admit(large, ended, open_task(2, now))
+    await log.end_large(ended)
+    await log.advance(60 + GRACE_S + 10)
+    meanwhile = await log.expired()
+    log.bus.blobs.away = False
+    await log.advance(10)
+
+    assert ([2], [2, 0]) == (meanwhile, await log.expired())
+
+
+async def test_an_end_that_the_store_lost_is_none(large_log, clock):
+    """Nobody can read it: without another one the group of the sample would never be complete."""
+    now, log = clock.now_ms(), large_log
+    lost, kept = open_task(0, now), open_task(1, now)
+    log.bus.blobs.away = True
+    await log.admit(lost, kept)
+    log.bus.blobs.lose(await log.end_large(lost))
+    await log.end_large(kept)
+    await log.advance(60 + GRACE_S + 10)
+    meanwhile = await log.expired()
+    log.bus.blobs.away = False
+    await log.advance(10)
+
+    assert ([], [0]) == (meanwhile, await log.expired())
+
+
+async def test_ends_in_the_store_hold_up_no_start(clock):
+    """They name their sample outside: what is overdue ends before the first of them was opened."""
+    bus = MemoryBus(clock, blobs=DeafBlobs(clock))
+    await bus.create_topics(TABLE)
+    log = LargeLog(bus, clock)
+    old = clock.now_ms() - 10_000_000
+    await log.admit(*(open_task(sample, old) for sample in range(3)))
+    for sample in range(2):
+        await log.end_large(open_task(sample, old))
+    bus.blobs.away = True
+    running = asyncio.create_task(Reaper(bus, clock).run())
+    await settle(100)
+    await log.advance(10)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert [2] == await log.expired()
 
 
 async def test_two_reapers_agree_by_the_log(bus, clock):
