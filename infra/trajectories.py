@@ -200,6 +200,7 @@ class TrajectoryReader:
 
         Raises:
             BusError: the log is away for longer than OUTAGE_S.
+            WaitTimeout: it answers, and brings nothing for SILENCE_S although its end is not reached; not with follow.
         """
         self._use(grouped=True)
         until = None if follow else await self._end()
@@ -313,6 +314,7 @@ class TrajectoryReader:
 
     async def _next(self, until: int | None) -> Received[Trajectory] | None:
         """Return the next terminal record of the run; None once there is none before an offset."""
+        self._said_at = self._clock.monotonic()  # what the caller did meanwhile is no silence
         while until is None or self.position < until:
             if not self._pending:
                 await self._fetch()
@@ -364,9 +366,10 @@ class TrajectoryReader:
             raise error
         log.info("the log is away, trajectories of run %s are waited for: %s", self._run, error)
         await self._clock.sleep(AWAY_S)
+        self._said_at = self._clock.monotonic()  # an outage, with a limit of its own, is no silence
 
     def _say(self, until: int | None) -> None:
-        """Say what is waited for; what is known to be in the log is not waited for without a limit."""
+        """Say what is waited for; what is known to be in the log is not waited for without a limit (WaitTimeout)."""
         silent_s = self._clock.monotonic() - self._said_at
         if until is not None and silent_s > SILENCE_S:
             raise WaitTimeout(

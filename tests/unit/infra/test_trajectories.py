@@ -340,6 +340,8 @@ class Away(MemoryBus):
     """A log whose readers fail while it is away."""
 
     away = deaf = False
+    most = 1_000
+    """Records that one poll brings at most."""
 
     async def read(self, start):
         reader = await super().read(start)
@@ -348,7 +350,7 @@ class Away(MemoryBus):
         async def poll(max_records, timeout_s):
             if self.away:
                 raise BusError("the broker is away")
-            return await reads(0 if self.deaf else max_records, timeout_s)
+            return await reads(0 if self.deaf else min(max_records, self.most), timeout_s)
 
         reader.poll = poll
         return reader
@@ -384,13 +386,18 @@ async def test_a_log_that_is_away_is_waited_for(clock, end):
     assert await asyncio.wait_for(running, 20) == "g0"
 
 
-async def test_a_log_that_stays_away_is_given_up(clock):
-    """With its own error."""
+@pytest.mark.parametrize("follow", [True, False])
+async def test_a_log_that_stays_away_is_given_up(clock, follow):
+    """With its own error, after the same time whether the end is known or not: an outage is no silence."""
     bus = Away(clock)
     await bus.create_topics(TABLE)
+    await bus.publish(TRAJECTORIES.name, b"\xc1", partition=PARTITION)
     bus.away = True
-    running = await started(bus, clock)
-    for _ in range(int(OUTAGE_S) + 5):
+    running = await started(bus, clock, follow=follow)
+    for _ in range(int(OUTAGE_S) - 5):
+        await clock.advance(AWAY_S)
+    assert not running.done()
+    for _ in range(10):
         await clock.advance(AWAY_S)
 
     with pytest.raises(BusError, match="the broker is away"):
@@ -409,6 +416,30 @@ async def test_a_log_that_falls_silent_before_its_known_end_is_an_error(clock):
 
     with pytest.raises(WaitTimeout, match=r"for offset 1 of .*read up to 0"):
         await asyncio.wait_for(running, 20)
+
+
+async def test_the_callers_own_time_is_no_silence_of_the_log(clock):
+    """A step of training takes minutes; the first poll after it may well bring nothing."""
+    bus = Away(clock)
+    await bus.create_topics(TABLE)
+    publisher = Publisher(bus, clock, "test")
+    for group in ("a", "b"):
+        task = make_task(run=RUN, group=group)
+        await publisher.publish(TRAJECTORIES, Trajectory(task=task, outcome=DONE, stage="eval"))
+    bus.most, found = 1, []
+    async with reading(bus, clock) as reader:
+        source = reader.groups(follow=False)
+        found.append((await anext(source)).id)
+        bus.deaf = True
+        await clock.advance(2 * SILENCE_S)
+        coming = asyncio.ensure_future(anext(source))
+        await settle()
+        await clock.advance(POLL_S)
+        bus.deaf = False
+        await clock.advance(POLL_S)
+        found.append((await asyncio.wait_for(coming, 20)).id)
+
+    assert ["a", "b"] == found
 
 
 async def test_a_reader_that_waits_says_what_for(bus, clock, end, caplog):
