@@ -10,8 +10,10 @@ handed out once, in the order in which groups become complete in the log; record
 follows open groups and one poll. A consumer's progress is one position in the log, so a restart reads the run again
 from its start, silently up to there: only that tells a late duplicate of an old group from a new group.
 
-A consumer is one reader. The one that was opened last has the right to commit; an older one learns at its next commit
-that it was replaced. This file knows no trainer and needs neither torch nor pydantic.
+A consumer is one reader. The last to store its progress goes on, and a reader stores when it is opened; another one
+learns at its next commit that it was replaced. So it is the one that was opened last, unless an older one was storing
+in that very moment: the log compares nothing, and one of the two ends either way. This file knows no trainer and needs
+neither torch nor pydantic.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import secrets
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from enum import Enum, auto
 from pathlib import Path
 from typing import Final, Self
 
@@ -88,6 +91,15 @@ async def read_trajectory(record: Record, run: str, bus: Bus) -> Received[Trajec
     return received if received.message.task.run == run else None
 
 
+class Nothing(Enum):
+    """Why the next record brought no outcome."""
+
+    PASSED = auto()
+    """It is another run's, or unreadable; what comes behind it is next."""
+    AWAY = auto()
+    """Its value is in the log's blob store, which does not answer; it stays the next one."""
+
+
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """How far a consumer is, as it is kept beside the committed offset."""
 
@@ -149,6 +161,7 @@ class TrajectoryReader:
         Raises:
             BusError: nothing answers, or the log no longer holds the start (OffsetLost).
             ConfigError: the topic differs from the table, or the consumer's progress is of another rule or log.
+            ReaderReplaced: another reader stored its progress as the same consumer in this very moment.
         """
         store = None if blobs is None else DirectoryBlobs(blobs, SystemClock())
         bus = KafkaBus(bootstrap, prefix=prefix, client_id=consumer or "reader", blobs=store, security=security)
@@ -185,7 +198,7 @@ class TrajectoryReader:
         try:
             reader = cls(bus, clock, run, source, progress, group)
             if group is not None:
-                await reader._store(low, progress.position)  # from now on an older reader's commits are refused
+                await reader._store(low, progress.position)  # from now on another reader's commits are refused
             yield reader
         finally:
             await source.close()
@@ -227,11 +240,11 @@ class TrajectoryReader:
         self._use(grouped=False)
         found = []
         await self._fetch()
-        while left := len(self._pending):
+        while self._pending:
             received = await self._take()
-            if left == len(self._pending):
-                break  # its value is away: the caller has limits of its own
-            if received is not None and self._accepts(received):
+            if received is Nothing.AWAY:
+                break  # the caller has limits of its own
+            if not isinstance(received, Nothing) and self._accepts(received):
                 found.append(received.message)
         return found
 
@@ -279,13 +292,7 @@ class TrajectoryReader:
         if self._group is None:
             raise ConfigError("a reader without a name keeps no progress: open it with consumer=NAME")
         low, position = (self.low, self.position) if group is None else (group.low, group.position)
-        known = (await self._bus.committed(self._group, TRAJECTORIES.name)).get(trajectories_of(self._run).partition)
-        if known is not None and _decoded(known.metadata).holder != self._resumed.holder:
-            raise ReaderReplaced(
-                f"another reader of run {self._run!r} goes on as the same consumer (Kafka group {self._group}, at "
-                f"offset {known.offset}); this one has handed out up to {position} and ends here. Give each reader a "
-                f"`consumer` of its own"
-            )
+        await self._require_held(self._group, position)
         if position > self._resumed.position:  # else the run is being read again, and nothing new was handed out
             await self._store(low, position)
 
@@ -294,6 +301,17 @@ class TrajectoryReader:
         now = msgspec.structs.replace(self._resumed, position=position)
         text = msgspec.json.encode(now).decode()
         await self._bus.commit(self._group, {trajectories_of(self._run): Committed(low, text)})
+        await self._require_held(self._group, position)  # nobody compared: another reader may have stored since
+
+    async def _require_held(self, group: str, position: int) -> None:
+        """Raise ReaderReplaced if the progress was stored by another reader."""
+        known = (await self._bus.committed(group, TRAJECTORIES.name)).get(trajectories_of(self._run).partition)
+        if known is not None and _decoded(known.metadata).holder != self._resumed.holder:
+            raise ReaderReplaced(
+                f"another reader of run {self._run!r} goes on as the same consumer (Kafka group {group}, at "
+                f"offset {known.offset}); this one has handed out up to {position} and ends here. Give each reader a "
+                f"`consumer` of its own"
+            )
 
     # Reading.
 
@@ -321,11 +339,11 @@ class TrajectoryReader:
                 self._say(until)
             elif until is not None and self._pending[0].offset >= until:
                 return None
-            elif (received := await self._take()) is not None:
+            elif not isinstance(received := await self._take(), Nothing):
                 return received
         return None
 
-    async def _take(self) -> Received[Trajectory] | None:
+    async def _take(self) -> Received[Trajectory] | Nothing:
         """Look at the next record that was read; it stays there while its value is away."""
         record = self._pending[0]
         try:
@@ -334,11 +352,12 @@ class TrajectoryReader:
             if self._bus.blobs is None:
                 raise  # nobody told where the store is
             await self._wait_out(error)
-            return None
+            return Nothing.AWAY
         self._away_since = None
         self._pending.popleft()
         if received is None:
             self._grouping.pass_to(record.offset + 1)
+            return Nothing.PASSED
         return received
 
     async def _fetch(self) -> None:

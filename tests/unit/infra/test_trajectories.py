@@ -268,6 +268,73 @@ async def test_of_two_readers_as_one_consumer_the_older_one_ends_at_its_next_com
     assert (7, 8) == await progress(bus)
 
 
+class Between(MemoryBus):
+    """A log in which something else happens right after progress was looked at or stored, once each."""
+
+    looked = stored = None
+
+    async def committed(self, group, topic):
+        found = await super().committed(group, topic)
+        then, self.looked = self.looked, None
+        if then is not None:
+            await then()
+        return found
+
+    async def commit(self, group, offsets):
+        await super().commit(group, offsets)
+        then, self.stored = self.stored, None
+        if then is not None:
+            await then()
+
+
+@pytest.fixture
+async def between(clock):
+    """Such a log, with one group."""
+    bus = Between(clock)
+    await bus.create_topics(TABLE)
+    made = Trajectory(task=make_task(run=RUN), outcome=DONE, stage="eval")
+    await Publisher(bus, clock, "test").publish(TRAJECTORIES, made)
+    return bus
+
+
+async def test_a_reader_that_is_replaced_while_it_stores_learns_it_at_once(between, clock):
+    """Kafka compares nothing when a group commits: the last to store wins, so each reads back what it stored."""
+    newer = reading(between, clock, consumer="me")
+    async with reading(between, clock, consumer="me") as older:
+        _ = [group async for group in older.groups(follow=False)]
+        between.stored = newer.__aenter__
+        with pytest.raises(ReaderReplaced):
+            await older.commit()
+    await newer.__aexit__(None, None, None)
+
+
+async def test_of_two_readers_one_goes_on_also_if_the_older_one_stores_last(between, clock):
+    """It had looked before the newer one was there: then the newer one ends, by its own reading back."""
+    newer = reading(between, clock, consumer="me")
+    async with reading(between, clock, consumer="me") as older:
+        _ = [group async for group in older.groups(follow=False)]
+        looked, go_on = asyncio.Event(), asyncio.Event()
+
+        async def pause():
+            looked.set()
+            await go_on.wait()
+
+        between.looked = pause
+        committing = asyncio.create_task(older.commit())
+        await looked.wait()
+
+        async def overtaken():
+            go_on.set()
+            await committing
+
+        between.stored = overtaken
+        with pytest.raises(ReaderReplaced):
+            await newer.__aenter__()
+        await older.commit()
+
+    assert (1, 1) == await progress(between)
+
+
 async def test_a_run_is_read_from_where_its_manifest_says_that_it_begins(bus, clock, end):
     """An earlier run of the same name is another's business; an offset that is given comes first."""
     await end("a", 0)
