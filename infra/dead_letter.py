@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from infra.blobs import BlobsAway
 from infra.bus import Bus, Headers, Record
 from infra.claims import refresh
 from infra.clock import Clock
@@ -172,6 +173,7 @@ class DeadLetter:
 
         Raises:
             schemas.codec.DecodeError: it is none, or it came from nowhere that is known.
+            infra.blobs.BlobsAway: it lies in the log's blob store, which does not answer.
         """
         original = self.original
         topic = TOPICS.get(original.topic)
@@ -189,7 +191,7 @@ class DeadLetter:
             return said
         try:
             task = task_of(await self.message())
-        except DecodeError:
+        except (DecodeError, BlobsAway):
             return ""
         return f"{task.run}/{task.group}/{task.sample}" if task is not None else ""
 

@@ -80,7 +80,7 @@ async def withdraw(
         if not covered.admitted:
             raise ConfigError(_unknown(view, target))
     before = _standing(view, target)
-    cancel = before or Cancel(target=target, cause=_plain(cause))
+    cancel = before or Cancel(target=target, cause=_writable(cause))
     if before is None:
         await Publisher(bus, clock, "cancel").publish(CONTROL, cancel)
     if known:
@@ -116,7 +116,7 @@ def _unknown(view: ControlView, target: str) -> str:
     )
 
 
-def _plain(cause: str) -> str:
+def _writable(cause: str) -> str:
     """Return a text that can be written, whatever the terminal gave."""
     return cause.encode("utf-8", "backslashreplace").decode()[:CAUSE_CHARS]
 

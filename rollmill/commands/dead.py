@@ -13,6 +13,7 @@ import click
 import msgspec
 from rich.markup import escape
 
+from infra.blobs import BlobsAway
 from infra.bus import Bus
 from infra.clock import SystemClock
 from infra.config import Config
@@ -96,7 +97,10 @@ def show(letter: str, as_json: bool, config: Config) -> None:
 
 async def _describe(config: Config, name: str) -> dict[str, Any]:
     async with connected(config.bus, client="dead") as bus:
-        letter = await letter_at(bus, SystemClock(), name)
+        return await _described(await letter_at(bus, SystemClock(), name))
+
+
+async def _described(letter: DeadLetter) -> dict[str, Any]:
     original = letter.original
     described = {
         **asdict(await Line.of(letter)),
@@ -110,8 +114,8 @@ async def _describe(config: Config, name: str) -> dict[str, Any]:
         "unreadable": None,
     }
     try:
-        described["message"] = _plain(await letter.message())
-    except DecodeError as error:
+        described["message"] = _jsonable(await letter.message())
+    except (DecodeError, BlobsAway) as error:  # a person is told the rest, whatever is wrong with the value
         described["unreadable"] = str(error)
         described["dump"] = hexdump((original.value or b"")[:DUMP_BYTES])
     return described
@@ -206,25 +210,26 @@ def _show_redriven(result: dict[str, Any]) -> None:
 
 def hexdump(data: bytes) -> list[str]:
     """Return lines of 16 bytes: offset, hex, text."""
-    return [
-        f"{at:06x}  {row.hex(' '):<47}  {''.join(chr(byte) if 32 <= byte < 127 else '.' for byte in row)}"
-        for at in range(0, len(data), 16)
-        for row in (data[at : at + 16],)
-    ]
+    lines = []
+    for at in range(0, len(data), 16):
+        row = data[at : at + 16]
+        text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        lines.append(f"{at:06x}  {row.hex(' '):<47}  {text}")
+    return lines
 
 
-def _plain(value: Any) -> Any:
+def _jsonable(value: Any) -> Any:
     """Return a message as JSON can hold it: also keys and bytes that JSON has not."""
     match value:
         case transcript.Transcript():
             return transcript.as_builtins(value)
         case msgspec.Struct():
             kind = {"type": value.wire_type()} if isinstance(value, Message) else {}
-            return {**kind, **{name: _plain(getattr(value, name)) for name in value.__struct_fields__}}
+            return {**kind, **{name: _jsonable(getattr(value, name)) for name in value.__struct_fields__}}
         case dict():
-            return {str(key): _plain(item) for key, item in value.items()}
+            return {str(key): _jsonable(item) for key, item in value.items()}
         case list() | tuple():
-            return [_plain(item) for item in value]
+            return [_jsonable(item) for item in value]
         case _:
             return value.hex() if isinstance(value, bytes) else value
 

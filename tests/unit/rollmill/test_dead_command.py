@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -12,9 +13,9 @@ from click.testing import CliRunner
 
 from infra.bus import Record
 from infra.clock import SystemClock
-from infra.dead_letter import Death, bury
+from infra.dead_letter import DeadLetter, Death, bury
 from infra.memory import MemoryBus
-from infra.wire import unpack
+from infra.wire import Publisher, unpack
 from rollmill.commands import dead
 from schemas import codec
 from schemas.topics import TABLE, TASKS
@@ -151,6 +152,48 @@ def test_bytes_that_cannot_be_read_are_dumped(bus, capsys):
     assert "000000  c1 20 68 65 6c 6c 6f c1 20 68 65 6c 6c 6f c1 20  . hello. hello. " == shown["dump"][0]
     assert (16, 700) == (len(shown["dump"]), shown["bytes"])
     assert "c1 20 68 65" in capsys.readouterr().out
+
+
+def test_a_value_in_a_store_that_nobody_named_is_no_reason_to_show_nothing(bus, capsys):
+    """Headers and cause are there all the same, and say what to set; also of one whose headers name no sample."""
+    task = make_task(payload={"image": random.Random(0).randbytes(1_000_000)})
+    asyncio.run(Publisher(bus, CLOCK, "test").publish(TASKS, task))
+    (record,) = asyncio.run(read_all(bus, TASKS))
+    kept = tuple(pair for pair in record.headers if pair[0] == "claim-check")
+    for headers in (record.headers, kept):
+        asyncio.run(bury(bus, CLOCK, msgspec.structs.replace(record, headers=headers), GONE))
+    bus.blobs = None
+    first, second = result("show", f"{record.partition}:0"), result("show", f"{record.partition}:1")
+    dead._show_letter(first)
+
+    assert ("test/g0/0", "policy: gone", None) == (first["sample"], first["cause"], first["message"])
+    assert ("", "policy: gone", None) == (second["sample"], second["cause"], second["message"])
+    assert "there is no store: set bus.blobs" in first["unreadable"]
+    assert {"test/g0/0", ""} == {line["sample"] for line in result("list")["letters"]}
+    assert "policy: gone" in capsys.readouterr().out
+
+
+def test_a_letter_is_read_while_the_log_is_open(bus, monkeypatch):
+    """Its value may lie in the log's blob store."""
+    lay(bus, codec.encode(make_task()), GONE)
+    opened = []
+
+    @asynccontextmanager
+    async def connected(config, *, client):
+        opened.append(client)
+        yield bus
+        opened.clear()
+
+    reads = DeadLetter.message
+
+    async def message(letter):
+        assert opened, "the log is closed"
+        return await reads(letter)
+
+    monkeypatch.setattr(dead, "connected", connected)
+    monkeypatch.setattr(DeadLetter, "message", message)
+
+    assert "test" == result("show", "0:0")["message"]["run"]
 
 
 def test_a_letter_that_is_not_there_is_an_error(bus):
