@@ -36,7 +36,7 @@ class Wanted:
         """Tell whether a letter is one of them."""
         if letter.record.timestamp_ms < self.since_ms or self.kind not in {"", letter.death.kind}:
             return False
-        return not self.run or (await letter.sample()).partition("/")[0] == self.run
+        return not self.run or (await letter.sample()).startswith(f"{self.run}/")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,14 +94,16 @@ async def test_letters_are_chosen_by_run_kind_and_time(bus):
     await lay(bus, 1, run="b", kind="engine")
     await lay(bus, 2, run="a", kind="poison")
     await lay(bus, 3, run="", value=codec.encode(make_task(run="a")))
+    await lay(bus, 4, run="team/b", kind="engine")
 
     async def found(**wanted):
         return sorted([one.id async for one in letters(bus, bus.clock, Wanted(**wanted))])
 
     assert ["0:0", "2:0", "3:0"] == await found(run="a")
     assert ["2:0"] == await found(run="a", kind="poison")
-    assert ["2:0", "3:0"] == await found(since_ms=T0 + 3_000)
+    assert ["2:0", "3:0", "4:0"] == await found(since_ms=T0 + 3_000)
     assert [] == await found(run="ab")
+    assert ["4:0"] == await found(run="team/b")
 
 
 async def test_a_letter_is_found_by_its_id(bus):
