@@ -20,6 +20,7 @@ import errno
 import os
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 from urllib.parse import quote, unquote
@@ -263,10 +264,17 @@ def _deleted(path: Path, before: int) -> bool:
         if _older(_aside(home), before):
             _aside(home).unlink()
             return True
-        _aside(home).rename(home)
+        _put_back(home)
     except FileNotFoundError:
         pass  # another collection was faster
     return False
+
+
+def _put_back(home: Path) -> None:
+    """Give a blob that lies aside its name again, unless it was put anew meanwhile: that one is younger."""
+    with suppress(FileExistsError):
+        home.hardlink_to(_aside(home))  # a rename would replace the younger one
+    _aside(home).unlink()
 
 
 def _older(path: Path, before: int) -> bool:

@@ -199,6 +199,21 @@ async def test_a_blob_that_is_put_while_it_is_being_deleted_is_written_anew(stor
     assert DATA == await store.get(DIGEST)
 
 
+async def test_a_blob_that_was_put_anew_keeps_its_time_when_its_old_file_comes_back(store, clock):
+    """A pin brings back what a killed collection had put aside; once it is released, the later put still counts."""
+    await store.put(DATA)
+    await store.pin("run", [DIGEST])
+    await clock.advance(KEEP_MS / 1000 + 1)
+    path(store).rename(path(store, f"{DIGEST}.gone"))
+    await store.put(DATA)
+
+    assert 0 == (await store.collect()).blobs
+    assert sorted([DIGEST, "run.txt"]) == files(store)
+    await store.unpin("run")
+    assert 0 == (await store.collect()).blobs
+    assert DATA == await store.get(DIGEST)
+
+
 async def test_what_is_no_blob_is_left_alone(store, clock):
     """A directory may hold other files; a collection knows its own by their names."""
     await store.put(b"x")
