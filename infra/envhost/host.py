@@ -82,6 +82,7 @@ class EnvHost:
         limits: what the host takes on.
         instance: names this start of the host in lease ids; random by default.
         withdrawn: tells whether a sample was cancelled; by default none is.
+        threads: where environments are called; by default a pool of its own. It ends with the host.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class EnvHost:
         limits: HostLimits | None = None,
         instance: str | None = None,
         withdrawn: Callable[[LeaseKey], bool] = nobody,
+        threads: ThreadPoolExecutor | None = None,
     ) -> None:
         self.limits = limits or HostLimits()
         self.instance = instance or secrets.token_hex(4)
@@ -104,7 +106,7 @@ class EnvHost:
         self._places = asyncio.Semaphore(self.limits.capacity)
         self._held = 0
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._threads = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="environment")
+        self._threads = threads or ThreadPoolExecutor(self.limits.threads, thread_name_prefix="environment")
         self._stopped = False
 
     async def create(self, request: Create) -> Created | Closed:

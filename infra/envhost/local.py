@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 from infra.clock import Clock
@@ -33,6 +34,7 @@ class LocalEnvHost:
         clock: for leases and waits.
         limits: what the host takes on; a create may wait as long as its request says.
         withdrawn: tells whether a sample was cancelled.
+        threads: where environments are called; by default a pool of its own.
     """
 
     def __init__(
@@ -42,8 +44,9 @@ class LocalEnvHost:
         clock: Clock | None = None,
         limits: HostLimits | None = None,
         withdrawn: Callable[[LeaseKey], bool] = nobody,
+        threads: ThreadPoolExecutor | None = None,
     ) -> None:
-        self.host = EnvHost(factory, clock=clock, limits=limits, withdrawn=withdrawn)
+        self.host = EnvHost(factory, clock=clock, limits=limits, withdrawn=withdrawn, threads=threads)
         self._reaper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:

@@ -70,9 +70,9 @@ class ProcessMachine:
         # Without the live board: the demo watches its run itself, and two cores have enough to do.
         base_services = without(local_services(self._plan), {"board"})
         self._base = tuple(service.name for service in base_services)
-        training = _training(self._plan, run_toml, run)
+        services = training_services(self._plan, run_toml, run)
         self._supervisor = Supervisor(
-            (*base_services, *training), run_dir=self._plan.run_dir, addresses=self._plan.addresses, on_event=say
+            (*base_services, *services), run_dir=self._plan.run_dir, addresses=self._plan.addresses, on_event=say
         )
         self._run = run
         self._open = AsyncExitStack()
@@ -127,7 +127,8 @@ class ProcessMachine:
         )
 
 
-def _training(plan: LocalPlan, run_toml: Path, run: str) -> tuple[Service, ...]:
+def training_services(plan: LocalPlan, run_toml: Path, run: str) -> tuple[Service, ...]:
+    """Return what trains a run beside the services of `rollmill up`: trainer, feeder and the hand-over of weights."""
     config = ("--config", str(plan.config_path))
     once = Restart.ON_FAILURE
     return (

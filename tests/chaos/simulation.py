@@ -14,8 +14,9 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
-from infra.bus import Committed, Position, TopicPartition
+from infra.bus import Bus, Committed, Consumer, Position, TopicPartition
 from infra.config import Config, StageConfig
 from infra.errors import BusError
 from infra.memory import MemoryBus
@@ -31,6 +32,7 @@ from schemas.topics import EVENTS, METRICS, TABLE
 from stages.pipeline import Outside, Pipeline
 from stages.run.render import Renderer
 from tests.chaos.virtual_loop import InPlace, LoopClock
+from tests.logs import read_all
 from tests.pipeline.faulty import FaultyPolicy, RestartingHost
 
 SAMPLES = 4
@@ -47,7 +49,13 @@ TURN_S = 0.5
 MOST_WORKERS = 5
 """Workers at once."""
 
-LIMIT_S = 4 * 3600.0
+FROZEN_S = 20.0
+"""So long a worker works on that believes in partitions it has lost, in virtual seconds."""
+
+START_WITHIN_S = 300.0
+"""Tasks start within this time, in virtual seconds: what slips through every other net is the reaper's soon after."""
+
+LIMIT_S = 3600.0
 """By then every sample has its outcome: attempts, budgets and the reaper's grace lie before it."""
 
 BUDGETS = Budgets(init_s=60.0, run_s=120.0, eval_s=60.0)
@@ -91,6 +99,32 @@ class FaultyBus(MemoryBus):
         super().store(group, offsets)
 
 
+class Link:
+    """One worker's way to the log: everything goes through, and what it joined as is known."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.joined: list[Consumer] = []
+        self._bus = bus
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bus, name)
+
+    async def join(self, *arguments: Any, **settings: Any) -> Consumer:
+        """Join a consumer group."""
+        member = await self._bus.join(*arguments, **settings)
+        self.joined.append(member)
+        return member
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A process of all three stages, at work."""
+
+    link: Link
+    pipeline: Pipeline
+    running: asyncio.Task[None]
+
+
 @dataclass
 class History:
     """What a seed made of a run."""
@@ -117,17 +151,18 @@ class Simulation:
         self._clock = LoopClock()
         self._bus = FaultyBus(self._clock, random.Random(seed + 1))
         self._policy = SlowPolicy(renderer, seed=seed, garbage=0.02, busy=0.1)
-        self._host = RestartingHost(self._clock)
+        self._host = RestartingHost(self._clock, threads=InPlace())  # the order of real ones is luck
         self._outside = Outside(host=self._host, policy=self._policy, renderer=renderer)
-        self._manifest = RunManifest(run="chaos", seed=seed, samples=SAMPLES, budgets=BUDGETS)
-        self._workers: list[tuple[Pipeline, asyncio.Task[None]]] = []
+        self._manifest = RunManifest(
+            run="chaos", seed=seed, samples=SAMPLES, budgets=BUDGETS, start_within_s=START_WITHIN_S
+        )
+        self._workers: list[Worker] = []
         self._named = 0
         self._broken: list[str] = []
 
     async def run(self) -> History:
         """Publish, break, heal, and wait for every outcome."""
         await self._bus.create_topics(TABLE)
-        self._without_threads()
         await ensure_manifest(self._bus, self._clock, Publisher(self._bus, self._clock, "producer"), self._manifest)
         async with self._host:
             services = [asyncio.create_task(self._kept(lambda: Reaper(self._bus, self._clock).run())) for _ in range(2)]
@@ -135,14 +170,14 @@ class Simulation:
                 self._start_worker()
             _, samples = await asyncio.gather(self._break_things(), self._publish())
             found = await outcomes(self._bus, self._clock, self._manifest, samples, limit_s=LIMIT_S)
-            for pipeline, _ in self._workers:
-                pipeline.stop()
-            await asyncio.wait([running for _, running in self._workers])
+            for worker in self._workers:
+                worker.pipeline.stop()
+            await asyncio.wait([worker.running for worker in self._workers])
             for service in services:
                 service.cancel()
             await asyncio.wait(services)
             books = await ledger(self._bus, self._clock, self._manifest.run)
-        records, digest = self._digest()
+        records, digest = await self._digest()
         return History(found, books.counts(), books.violations, records, digest, self._broken)
 
     async def _publish(self) -> int:
@@ -163,13 +198,11 @@ class Simulation:
             await self._clock.sleep(2 * CHAOS_S / GROUPS)
         return samples
 
-    def _without_threads(self) -> None:
-        self._host.host._threads = InPlace()  # the order of threads is luck
-
     def _start_worker(self) -> None:
         self._named += 1
-        pipeline = Pipeline(self._bus, self._clock, CONFIG, self._outside, worker=f"worker-{self._named}")
-        self._workers.append((pipeline, asyncio.create_task(self._supervised(pipeline))))
+        link = Link(self._bus)
+        pipeline = Pipeline(link, self._clock, CONFIG, self._outside, worker=f"worker-{self._named}")
+        self._workers.append(Worker(link, pipeline, asyncio.create_task(self._supervised(pipeline))))
 
     async def _supervised(self, pipeline: Pipeline) -> None:
         """Run a worker; one that the log ends is replaced, as a supervisor does."""
@@ -193,37 +226,37 @@ class Simulation:
             await self._clock.sleep(self._dice.expovariate(1 / FAULT_EVERY_S))
             await self._dice.choice(faults)()
         self._bus.failing = False
-        if not any(not running.done() for _, running in self._workers):
+        if not self._alive():
             self._start_worker()
 
-    def _alive(self) -> list[tuple[Pipeline, asyncio.Task[None]]]:
-        return [worker for worker in self._workers if not worker[1].done()]
+    def _alive(self) -> list[Worker]:
+        return [worker for worker in self._workers if not worker.running.done()]
 
-    async def _expel(self, pipeline: Pipeline) -> None:
-        for member in pipeline._members:
-            if (consumer := member._worker._consumer) is not None:
-                await self._bus.expel(consumer)
+    async def _expelled(self, what: str) -> list[Worker]:
+        """Take the partitions of one worker away without telling it, whichever the dice say; none if none is left."""
+        alive = self._alive()
+        struck = [self._dice.choice(alive)] if alive else []
+        for worker in struck:
+            self._note(what)
+            for member in worker.link.joined:
+                await self._bus.expel(member)
+        return struck
 
     async def _kill(self) -> None:
         """End a worker without a word, and start another one."""
-        for pipeline, running in self._alive()[:1]:
-            self._note("kill")
-            await self._expel(pipeline)
-            running.cancel()
+        for worker in await self._expelled("kill"):
+            worker.running.cancel()
         self._start_worker()
 
     async def _freeze(self) -> None:
         """Let a worker's partitions move while it works on, and end it later."""
-        for pipeline, running in self._alive()[:1]:
-            self._note("freeze")
-            await self._expel(pipeline)
-            asyncio.get_running_loop().call_later(20.0, running.cancel)
+        for worker in await self._expelled("freeze"):
+            asyncio.get_running_loop().call_later(FROZEN_S, worker.running.cancel)
         self._start_worker()
 
     async def _restart_host(self) -> None:
         self._note("restart host")
         self._host.restart()
-        self._without_threads()
 
     async def _grow(self) -> None:
         """Rebalance with everybody alive."""
@@ -233,22 +266,19 @@ class Simulation:
 
     async def _policy_away(self) -> None:
         self._note("policy away")
-        first = self._policy._count
+        first = self._policy.asked
         self._policy.away = range(first, first + 10)
 
     def _note(self, what: str) -> None:
         self._broken.append(f"{self._clock.monotonic():.3f} {what}")
 
-    def _digest(self) -> tuple[int, str]:
+    async def _digest(self) -> tuple[int, str]:
         digest, count = hashlib.sha256(), 0
-        for tp, log in sorted(self._bus._log.items()):
-            if tp.topic in {EVENTS.name, METRICS.name}:
-                continue
-            for record in log.records:
+        for topic in TABLE:
+            for record in [] if topic in {EVENTS, METRICS} else await read_all(self._bus, topic):
                 count += 1
-                headers = dict(record.headers)
-                told = (*tp, record.offset, record.timestamp_ms, headers.get("ce_subject"), headers.get("attempt"))
-                digest.update(repr(told).encode())
+                told = (*record.tp, record.offset, record.timestamp_ms, record.header("ce_subject"))
+                digest.update(repr((*told, record.header("attempt"))).encode())
         return count, digest.hexdigest()
 
 

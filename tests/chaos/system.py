@@ -27,7 +27,7 @@ from infra.memory import MemoryBus
 from infra.wire import Publisher, unpack
 from producers.collect import outcomes
 from producers.publish import publish_tasks
-from rollmill.demo.processes import SESSION_TIMEOUT_S, _training
+from rollmill.demo.processes import SESSION_TIMEOUT_S, training_services
 from rollmill.ledger import find_trajectories, ledger
 from rollmill.services import LocalPlan, local_services, make_plan, without
 from rollmill.supervisor import Event, Service, Supervisor
@@ -146,7 +146,7 @@ class System:
         await asyncio.to_thread(broker.prepare)
         plan = self._plan()
         local = self._local(plan)
-        services = (*local, *_training(plan, toml, RUN))
+        services = (*local, *training_services(plan, toml, RUN))
         supervisor = Supervisor(
             services, run_dir=plan.run_dir, addresses=plan.addresses, on_event=self.on_event, cwd=ROOT
         )

@@ -19,6 +19,12 @@ MORE_SEEDS = range(100, 120)
 """For the long run; ROLLMILL_CHAOS_SEED=N adds one of your own."""
 
 
+LEAST_COMPLETED = GROUPS * SAMPLES * 3 // 4
+"""So many samples are completed at least, whatever breaks. A sample fails only when its attempts are used up, by losing
+its environment or its engine several times in the 30 s of chaos: 1 to 5 of 48 do under the seeds here. More of them
+would mean that work is lost which could have gone on."""
+
+
 @pytest.fixture(scope="module")
 def renderer(tmp_path_factory):
     return Renderer(word_model(tmp_path_factory.mktemp("model"), WORDS))
@@ -33,9 +39,10 @@ def holds(history: History) -> None:
     assert history.violations == []
     assert sum(history.counts.values()) == GROUPS * SAMPLES
     assert history.counts.get("open", 0) == 0
-    for one in history.outcomes:
-        if isinstance(one.outcome, Completed):
-            assert (one.outcome.success, len(one.transcript.turns)) == (1.0, one.verdict["optimum"])
+    completed = [one for one in history.outcomes if isinstance(one.outcome, Completed)]
+    assert len(completed) >= LEAST_COMPLETED, Counter(type(one.outcome).__name__ for one in history.outcomes)
+    for one in completed:
+        assert (one.outcome.success, len(one.transcript.turns)) == (1.0, one.verdict["optimum"])
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -84,7 +84,7 @@ class InPlace(ThreadPoolExecutor):
         done: Future[T] = Future()
         try:
             done.set_result(work(*arguments, **settings))
-        except BaseException as error:  # noqa: BLE001 - it is the caller's
+        except Exception as error:  # noqa: BLE001 - it is the caller's
             done.set_exception(error)
         return done
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from infra.clock import Clock
 from infra.envhost.host import EnvHost
@@ -115,12 +116,12 @@ class FaultyPolicy(ScriptedPolicy):
 class RestartingHost(LocalEnvHost):
     """An environment host that can be killed and started again: all its leases are lost."""
 
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(environment, clock=clock)
-        self._its_clock = clock
+    def __init__(self, clock: Clock, *, threads: ThreadPoolExecutor | None = None) -> None:
+        super().__init__(environment, clock=clock, threads=threads)
+        self._its_clock, self._its_threads = clock, threads
         self._ending: list[asyncio.Task[None]] = []
 
     def restart(self) -> None:
         """Lose everything and be there again."""
-        old, self.host = self.host, EnvHost(environment, clock=self._its_clock)
+        old, self.host = self.host, EnvHost(environment, clock=self._its_clock, threads=self._its_threads)
         self._ending.append(asyncio.ensure_future(old.stop()))
