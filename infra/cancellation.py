@@ -18,6 +18,7 @@ from infra.bus import Bus
 from infra.clock import Clock
 from infra.control import ControlView
 from infra.errors import ServiceError
+from infra.side_by_side import first_error
 from schemas.cancels import Cancels
 from schemas.control import Cancel
 from schemas.messages import SampleId
@@ -137,7 +138,8 @@ class Cancellation:
                     ending.set()
                     reading.cancel()
         except BaseExceptionGroup as several:
-            raise several.exceptions[0] from several.exceptions[0].__cause__
+            error = first_error(several)
+            raise error from error.__cause__
 
     async def _follow_on(self, started: asyncio.Event, ending: asyncio.Event) -> None:
         # A reader that breaks in the moment of the end takes the cancellation's place: hence the event.

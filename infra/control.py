@@ -17,6 +17,7 @@ from typing import TypeVar
 from infra.bus import Bus, Reader, Record, TopicPartition
 from infra.clock import Clock, wait_for
 from infra.errors import WaitTimeout
+from infra.side_by_side import alongside
 from infra.wire import unpack
 from schemas.codec import DecodeError
 from schemas.control import Breaker, Control, Credit, Cursor, PolicyVersion, RunManifest
@@ -93,13 +94,8 @@ class ControlView:
         """
         try:
             await self.start()
-            async with asyncio.TaskGroup() as group:
-                reading = group.create_task(self.follow())
+            async with alongside(self.follow()):
                 yield
-                reading.cancel()
-        except BaseExceptionGroup as several:
-            # One of block and reader raised and the other was cancelled for it; if both did, the first tells why.
-            raise several.exceptions[0] from several.exceptions[0].__cause__
         finally:
             await self.close()
 

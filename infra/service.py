@@ -13,8 +13,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from infra.errors import RollmillError
@@ -39,18 +38,6 @@ def set_up_logging(level: str = "INFO") -> None:
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     # Each rebalance and each failed reconnect writes several lines there; what matters comes as an error of ours.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
-
-
-@asynccontextmanager
-async def alongside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Do some work while the block runs; the block's end cancels it, and its error cancels the block and leaves it."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(work)
-            yield
-            task.cancel()
-    except BaseExceptionGroup as several:
-        raise several.exceptions[0] from several.exceptions[0].__cause__
 
 
 async def until_stopped(work: Awaitable[None], stop: Stop | None = None) -> None:

@@ -29,6 +29,7 @@ from infra.middleware.events import dead_event, events
 from infra.middleware.retry import Repeat, retry, start_again
 from infra.reading import read_between
 from infra.shared_timer import never_still
+from infra.side_by_side import alongside
 from infra.vitals import Vitals
 from infra.wire import Packed, Publisher, first_failed_of
 from infra.worker import Limits, Worker, always
@@ -203,11 +204,5 @@ class Member:
         if self._outages is None:
             await work()
             return
-        try:
-            async with asyncio.TaskGroup() as group:
-                looking = group.create_task(self._outages.run())
-                await work()
-                looking.cancel()
-        except BaseExceptionGroup as several:
-            # One of the two raised and the other was cancelled for it; if both did, the first tells why.
-            raise several.exceptions[0] from several.exceptions[0].__cause__
+        async with alongside(self._outages.run()):
+            await work()

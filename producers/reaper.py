@@ -31,7 +31,8 @@ from infra.middleware.cancel import outcome_of
 from infra.middleware.deadline import GRACE_S, LONGEST_S
 from infra.outages import away_ms, forgettable
 from infra.reading import positions, read_between
-from infra.service import alongside, worker_name
+from infra.service import worker_name
+from infra.side_by_side import alongside
 from infra.terminal import terminal
 from infra.wire import Publisher, unpack
 from producers.open_samples import OpenSamples

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,6 +35,7 @@ from infra.clickhouse.streams import STREAMS, Stream
 from infra.clock import Clock, wait_for
 from infra.dead_letter import NOT_STORED, POISON, Death, bury
 from infra.errors import BusError, NotOwner
+from infra.side_by_side import together
 from schemas.codec import DecodeError
 
 log = logging.getLogger(__name__)
@@ -237,7 +238,7 @@ class Sink:
                 for table, rows in due.rows.items():
                     await self._patiently(partial(self._insert, due, table, rows), give_up=False)
 
-        await _all(store(due) for due in ranges)
+        await together(store(due) for due in ranges)
         # A partition that was lost meanwhile belongs to a member that inserts the same range; its commit is theirs.
         kept = [due for due in ranges if self._buffers.get(due.tp) is owners[due.tp]]
         await self._patiently(partial(self._tell_conflicts, kept), give_up=False)
@@ -363,13 +364,3 @@ class Sink:
             )
         except FAILURES as error:
             raise explained(error, "recording positions") from error
-
-
-async def _all(work: Iterable[Coroutine[None, None, None]]) -> None:
-    """Do all of it side by side; the first failure stops the rest and is raised as it is."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for one in work:
-                group.create_task(one)
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from failed

@@ -6,7 +6,6 @@ be published. A host that does not answer does not: the next step will tell.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from infra.clock import Clock
 from infra.envhost.client import EnvHostClient
 from infra.envhost.lease import Fenced
 from infra.errors import Failure
+from infra.side_by_side import alongside
 from schemas.outcome import FailureKind
 
 log = logging.getLogger(__name__)
@@ -33,14 +33,8 @@ async def heartbeat(
         Fenced: another worker claimed the lease; the block was cancelled.
         Failure: the lease is lost; the block was cancelled.
     """
-    try:
-        async with asyncio.TaskGroup() as group:
-            beats = group.create_task(_beat(client, lease, token, clock, every_s))
-            yield
-            beats.cancel()
-    except BaseExceptionGroup as several:
-        # One of block and heartbeat raised and the other was cancelled for it; if both did, the first tells why.
-        raise several.exceptions[0] from several.exceptions[0].__cause__
+    async with alongside(_beat(client, lease, token, clock, every_s)):
+        yield
 
 
 async def _beat(client: EnvHostClient, lease: str, token: int, clock: Clock, every_s: float) -> None:

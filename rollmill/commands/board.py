@@ -12,6 +12,7 @@ from infra.config import Config
 from infra.connect import connected
 from infra.errors import ConfigError, RollmillError
 from infra.service import set_up_logging, until_stopped
+from infra.side_by_side import first_error
 from rollmill import output
 from rollmill.paths import DATA_DIR
 
@@ -45,4 +46,5 @@ async def _serve(config: Config, port: int, data: Path) -> None:
         try:
             await until_stopped(board.run())
         except* RollmillError as several:
-            raise several.exceptions[0] from several
+            error = first_error(several)
+            raise error from error.__cause__

@@ -21,7 +21,7 @@ MORE_SEEDS = range(100, 120)
 
 LEAST_COMPLETED = GROUPS * SAMPLES * 3 // 4
 """So many samples are completed at least, whatever breaks. A sample fails only when its attempts are used up, by losing
-its environment or its engine several times in the 30 s of chaos: 1 to 5 of 48 do under the seeds here. More of them
+its environment or its engine several times in the 30 s of chaos: at most 5 of 48 do under the seeds here. More of them
 would mean that work is lost which could have gone on."""
 
 
