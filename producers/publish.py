@@ -8,7 +8,6 @@ same moment read it back: the first one in the log counts for both.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -20,16 +19,13 @@ from infra.clock import Clock
 from infra.control import ControlView
 from infra.errors import ConfigError
 from infra.wire import Publisher
+from producers.publish_all import publish_all
 from producers.source import Instance, TaskSource
 from schemas.control import Cancel, Credit, RunManifest
 from schemas.identity import RUN_NAME, group_id, payload_digest, task_seed
 from schemas.messages import Task
 from schemas.partition import partition_for
 from schemas.topics import CONTROL, TASKS, TRAJECTORIES
-
-MAX_UNACKNOWLEDGED = 256
-"""Tasks on their way to the log at once."""
-
 
 SHARED = ("seed", "samples", "budgets", "horizon", "max_sampled_tokens", "sampling", "paced")
 """Fields of a manifest that all samples of a run share."""
@@ -86,15 +82,7 @@ def tasks_of(
 
 async def publish_tasks(publisher: Publisher, tasks: Iterable[Task]) -> int:
     """Publish tasks and return their number once all are durable."""
-    gate = asyncio.Semaphore(MAX_UNACKNOWLEDGED)
-
-    async def one(task: Task) -> None:
-        async with gate:
-            await publisher.publish(TASKS, task)
-
-    waiting = [one(task) for task in tasks]
-    await asyncio.gather(*waiting)
-    return len(waiting)
+    return await publish_all(publisher, TASKS, tasks)
 
 
 async def ensure_manifest(bus: Bus, clock: Clock, publisher: Publisher, wanted: RunManifest) -> RunManifest:

@@ -36,6 +36,7 @@ from infra.side_by_side import alongside
 from infra.terminal import terminal
 from infra.wire import Publisher, unpack
 from producers.open_samples import OpenSamples
+from producers.publish_all import publish_all
 from producers.upkeep import EVERY_S, collect_blobs
 from schemas.codec import DecodeError
 from schemas.control import Breaker, Credit, RunManifest, control_key
@@ -51,9 +52,6 @@ POLL_S = 0.5
 
 BATCH = 1_000
 """Most records of one poll."""
-
-MAX_UNACKNOWLEDGED = 256
-"""Terminal records on their way to the log at once."""
 
 EARLIER_MS = HOUR_MS
 """Outcomes are read from so long before the first task that is left, milliseconds: clocks of writers differ."""
@@ -185,9 +183,7 @@ class Reaper:
         return max(known, default=written_ms + int(LONGEST_S * 1000)) + put_off_ms < now_ms
 
     async def _end(self, ends: Sequence[tuple[Task, Outcome]]) -> None:
-        for start in range(0, len(ends), MAX_UNACKNOWLEDGED):
-            batch = [terminal(task, outcome, "reaper") for task, outcome in ends[start : start + MAX_UNACKNOWLEDGED]]
-            await asyncio.gather(*(self._publisher.publish(TRAJECTORIES, record) for record in batch))
+        await publish_all(self._publisher, TRAJECTORIES, (terminal(task, outcome, "reaper") for task, outcome in ends))
         for task, outcome in ends:
             self._events.add(_event(task, outcome, self._clock.now_ms()))
         await self._events.flush()

@@ -46,5 +46,5 @@ async def _serve(config: Config, port: int, data: Path) -> None:
         try:
             await until_stopped(board.run())
         except* RollmillError as several:
-            error = first_error(several)
-            raise error from error.__cause__
+            first = first_error(several)
+            raise first from first.__cause__

@@ -12,7 +12,7 @@ from infra.errors import BusError, ConfigError
 from infra.memory import MemoryBus
 from infra.wire import Publisher, unpack
 from producers.generated import GeneratedSource
-from producers.publish import MAX_UNACKNOWLEDGED, ensure_manifest, publish_source, publish_tasks, tasks_of
+from producers.publish import ensure_manifest, publish_source, tasks_of
 from producers.source import Instance
 from schemas.control import Cancel, Credit, RunManifest
 from schemas.messages import Budgets, Trajectory
@@ -263,25 +263,3 @@ async def test_a_log_that_refuses_is_the_publishers_error(clock):
 
     with pytest.raises(BusError, match="disk is full"):
         await publish_source(bus, clock, GeneratedSource("toy", {}, count=5), MANIFEST)
-
-
-async def test_tasks_on_their_way_are_bounded(clock):
-    """A huge group does not fill the memory of the client."""
-
-    class Counting(MemoryBus):
-        now = most = 0
-
-        async def publish(self, topic, value, **where):
-            self.now += 1
-            self.most = max(self.most, self.now)
-            try:
-                return await super().publish(topic, value, **where)
-            finally:
-                self.now -= 1
-
-    bus = Counting(clock)
-    await bus.create_topics(TABLE)
-    many = [make_task(sample=number) for number in range(2 * MAX_UNACKNOWLEDGED)]
-
-    assert await publish_tasks(Publisher(bus, clock, "test"), many) == len(many)
-    assert bus.most <= MAX_UNACKNOWLEDGED
