@@ -120,15 +120,16 @@ class Feeder:
 
         A cancel of the run ends the wait.
         """
-        waited_from = self._clock.monotonic()
+        waited_from = said_at = self._clock.monotonic()
         while (cancel := self._control.get(f"cancel/{self._run}", Cancel)) is None:
             self._refuse_if_replaced()
             credit = self._control.get(f"credit/{self._run}", Credit)
             if credit is not None and (credit.closed or number < credit.admit_up_to):
                 return credit
-            await self._control.changed(SAY_EVERY_S)
-            waited_s = self._clock.monotonic() - waited_from
-            if waited_s >= SAY_EVERY_S:
+            await self._control.changed(said_at + SAY_EVERY_S - self._clock.monotonic())
+            now = self._clock.monotonic()
+            if now - said_at >= SAY_EVERY_S:
+                said_at, waited_s = now, now - waited_from
                 has = credit.admit_up_to if credit else "none"
                 log.info("run %s: group %d waits %.0f s for credit (has %s)", self._run, number, waited_s, has)
         return cancel

@@ -202,6 +202,24 @@ async def test_a_feeder_that_waits_says_what_for(bus, clock, caplog):
     assert "group 0 waits 30 s for credit (has none)" in caplog.text
 
 
+async def test_a_feeder_that_waits_long_says_so_now_and_then(bus, clock, caplog):
+    """Others write to `control` all the while: it is no louder for that."""
+    await say(bus, clock, MANIFEST)
+    running = asyncio.create_task(Feeder(bus, clock, "r", SOURCE).run())
+    await settle()
+    with caplog.at_level(logging.INFO):
+        for seconds in range(int(2.5 * SAY_EVERY_S)):
+            await say(bus, clock, Cursor(run="other", admitted=seconds))
+            await clock.advance(1)
+    await cancelled(running)
+
+    said = [line for line in caplog.messages if "for credit" in line]
+    assert [
+        "run r: group 0 waits 30 s for credit (has none)",
+        "run r: group 0 waits 60 s for credit (has none)",
+    ] == said
+
+
 async def test_a_control_topic_that_cannot_be_read_ends_the_feeder():
     """It would wait for ever for a credit that it does not see."""
     clock = VirtualClock()
