@@ -137,7 +137,11 @@ class Reaper:
     async def forget(self) -> int:
         """Remove the withdrawals that no sample of their run can need any more and return their number."""
         cancels, now_ms = self._cancellation.cancels, self._clock.now_ms()
-        over = [target for target in cancels if self._is_over(target, now_ms)]
+        if not len(cancels):
+            return 0
+        # Every known outage may have put the deadlines off: a cancel that stays too long does no harm.
+        put_off_ms = away_ms(self._cancellation.control.all(Breaker), 0, now_ms)
+        over = [target for target in cancels if self._is_over(target, now_ms - put_off_ms)]
         for target in over:
             await self._bus.publish(CONTROL.name, None, key=f"{PREFIX}{target}".encode(), partition=0)
             cancels.put(target, None)
@@ -167,7 +171,8 @@ class Reaper:
             log.info("the outages that %d workers wrote of are forgotten: nothing is on its way since", len(over))
         return len(over)
 
-    def _is_over(self, target: str, now_ms: int) -> bool:
+    def _is_over(self, target: str, until_ms: int) -> bool:
+        """Tell whether the last deadline that a target's samples had lies before a moment."""
         # A foreign run's name may hold a `/` itself, so every beginning of the target may be the run.
         parts, control = target.split("/"), self._cancellation.control
         runs = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
@@ -177,10 +182,8 @@ class Reaper:
                 return False  # a feeder that starts again would feed it on: its last deadline is still to come
         known = [last for run in runs if (last := self._samples.last_reap_at_ms(run)) is not None]
         # Where nothing is known of the run, its tasks may have left the log, or are still to come.
-        written_ms = control.written_ms(PREFIX + target) or now_ms
-        # Every known outage may have put the deadlines off: a cancel that stays too long does no harm.
-        put_off_ms = away_ms(control.all(Breaker), 0, now_ms)
-        return max(known, default=written_ms + int(LONGEST_S * 1000)) + put_off_ms < now_ms
+        written_ms = control.written_ms(PREFIX + target) or until_ms
+        return max(known, default=written_ms + int(LONGEST_S * 1000)) < until_ms
 
     async def _end(self, ends: Sequence[tuple[Task, Outcome]]) -> None:
         await publish_all(self._publisher, TRAJECTORIES, (terminal(task, outcome, "reaper") for task, outcome in ends))

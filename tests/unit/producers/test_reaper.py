@@ -570,6 +570,24 @@ async def test_an_outage_puts_off_the_end_of_a_cancel_as_it_does_the_deadlines(l
     assert ({"cancel/test"}, set()) == (before, await log.cancels())
 
 
+async def test_many_cancels_cost_one_look_at_the_outages(log, clock, monkeypatch):
+    """Somebody withdraws a thousand samples one by one: each is asked about twice a second."""
+    asked = []
+
+    def away_ms(*_):
+        asked.append(clock.monotonic())
+        return 0
+
+    monkeypatch.setattr(reaper, "away_ms", away_ms)
+    for sample in range(20):
+        await log.cancel(f"test/g0/{sample}")
+    await clock.advance(1)
+    asked.clear()
+    await clock.advance(10 * reaper.POLL_S)
+
+    assert 1 <= len(asked) <= 11
+
+
 async def test_a_cancel_of_a_run_that_is_still_fed_stays(log, clock):
     """A feeder that starts again would go on; once the trainer has closed the run it is over."""
     publisher = Publisher(log.bus, clock, "test")
