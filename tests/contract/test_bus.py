@@ -583,7 +583,10 @@ class TestRebalance:
         await until(lambda: one.consumer.assignment() == ALL, "the first owns everything again")
         await fill(bus, "work", 8, partition=None)
         await until(lambda: len(one.found) == 8, "the first got all records")
+        found = Counter(record.tp for record in one.found)
         await one.close()
+
+        assert found == dict.fromkeys(ALL, 2)
 
     async def test_every_record_is_handed_out_at_least_once(self, bus: Bus) -> None:
         """A rebalance may repeat records, never skip any."""
@@ -598,6 +601,8 @@ class TestRebalance:
         await until(lambda: len(seen()) == 80, "all records were seen")
         await one.close()
         await two.close()
+
+        assert seen() == {(part.partition, offset) for part in ALL for offset in range(20)}
 
     async def test_positions_go_back_to_what_was_committed(self, bus: Bus) -> None:
         """Retained partitions too are handed out again from the committed offset on."""

@@ -161,6 +161,8 @@ async def test_a_query_ends_with_its_client(http):
     asked.cancel()
     await until_running(http, "forever", 0)
 
+    assert (await ask(http, "SELECT 1"))[2] == b"1\n"
+
 
 async def until_running(http, words, count):
     """Wait until this many statements with these words run."""

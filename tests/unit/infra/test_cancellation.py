@@ -269,6 +269,8 @@ class TestCancellation:
             async with Cancellation(bus, bus.clock).following_on():
                 bus.error = BusError("the broker is away")
 
+        assert {asyncio.current_task()} == asyncio.all_tasks()
+
     async def test_a_service_that_outlives_the_log_must_have_read_it_once(self, bus):
         """It does not begin blind."""
         await withdraw(bus, "r")

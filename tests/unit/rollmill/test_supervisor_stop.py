@@ -72,6 +72,8 @@ async def test_what_a_dead_service_left_is_removed_before_it_is_started_again(py
         await supervisor.recovered("parent", since=killed)
         await gone(child)
 
+        assert identity_of(child) is None
+
 
 async def test_a_stop_during_the_start_ends_what_has_started_and_starts_nothing_more(python, events, run_dir):
     """Ctrl-C while a service is still loading."""

@@ -111,7 +111,7 @@ def test_deep_nesting_is_refused(head, depth):
     """A payload that would exhaust the stack of whoever walks it never gets that far."""
     marker = "the deep place"
     data = msgpack.packb({**FIELDS, "payload": {"deep": marker}})
-    refused(data.replace(msgpack.packb(marker), head * depth + b"\xc0"), Task)
+    assert refused(data.replace(msgpack.packb(marker), head * depth + b"\xc0"), Task)
 
 
 def test_nesting_up_to_the_limit_is_carried():
