@@ -168,6 +168,16 @@ class ControlView:
             self._overruled.add(key)
 
 
+async def control_now(bus: Bus, clock: Clock) -> ControlView:
+    """Return what `control` says now, not followed any further. Raises WaitTimeout when its end is not reached."""
+    view = ControlView(bus, clock)
+    try:
+        await view.start()
+    finally:
+        await view.close()
+    return view
+
+
 def _older(new: Control, known: Control | None) -> bool:
     """Tell whether a record says less than what is known."""
     match new, known:

@@ -31,13 +31,10 @@ from infra.bus import (
 )
 from infra.clock import Clock, SystemClock, wait_for
 from infra.errors import BusError, NotOwner, OffsetLost
-from schemas.limits import RECORD_BYTES
+from schemas.limits import METADATA_BYTES, RECORD_BYTES
 from schemas.topics import Topic
 
 T = TypeVar("T")
-
-MAX_METADATA_BYTES = 4096
-"""Most bytes of text kept with an offset, as Kafka's `offset.metadata.max.bytes`."""
 
 
 @dataclass
@@ -261,8 +258,8 @@ class MemoryBus:
     def store(self, group: str, offsets: Mapping[TopicPartition, Committed]) -> None:
         """Keep a group's progress."""
         for partition, progress in offsets.items():
-            if len(progress.metadata.encode()) > MAX_METADATA_BYTES:
-                raise BusError(f"committing {partition}: metadata of more than {MAX_METADATA_BYTES} bytes")
+            if len(progress.metadata.encode()) > METADATA_BYTES:
+                raise BusError(f"committing {partition}: metadata of more than {METADATA_BYTES} bytes")
         self._groups[group].committed.update(offsets)
 
     async def leave(self, member: MemoryMember) -> None:

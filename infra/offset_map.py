@@ -20,18 +20,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from infra.bus import Committed
+from schemas.limits import METADATA_BYTES
 
 MARK = "rm1:"
 """Begins every text of this version."""
 
-MAX_BYTES = 4096
-"""Kafka's default `offset.metadata.max.bytes`."""
-
 MAX_STARTS = 3
 """Starts are counted up to this number: two bits."""
 
-_RAW_BYTES = (MAX_BYTES - len(MARK)) // 4 * 3
-"""What base64 makes MAX_BYTES out of."""
+_RAW_BYTES = (METADATA_BYTES - len(MARK)) // 4 * 3
+"""What base64 makes METADATA_BYTES out of."""
 
 _CRC_BYTES = 4
 

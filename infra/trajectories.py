@@ -33,7 +33,7 @@ from infra.blobs import BlobsAway
 from infra.blobs.directory import DirectoryBlobs
 from infra.bus import Bus, Committed, Reader, Record, TopicPartition
 from infra.clock import Clock, SystemClock
-from infra.control import ControlView
+from infra.control import control_now
 from infra.errors import BusError, ConfigError, OffsetLost, RollmillError, WaitTimeout
 from infra.kafka import KafkaBus
 from infra.security import PLAINTEXT, Security
@@ -405,12 +405,7 @@ class TrajectoryReader:
 
 async def _begin(bus: Bus, clock: Clock, run: str) -> int:
     """Return where a run begins: its manifest says so; without one, at the first record there is."""
-    view = ControlView(bus, clock)
-    try:
-        await view.start()
-    finally:
-        await view.close()
-    manifest = view.get(f"run/{run}", RunManifest)
+    manifest = (await control_now(bus, clock)).get(f"run/{run}", RunManifest)
     if manifest is not None:
         return manifest.trajectories_start
     return (await bus.begin_offsets(TRAJECTORIES.name))[trajectories_of(run).partition]

@@ -16,7 +16,7 @@ import msgspec
 
 from infra.bus import Bus
 from infra.clock import Clock
-from infra.control import ControlView
+from infra.control import control_now
 from infra.errors import ConfigError
 from infra.wire import Publisher
 from producers.publish_all import publish_all
@@ -107,21 +107,11 @@ async def ensure_manifest(bus: Bus, clock: Clock, publisher: Publisher, wanted: 
 
 async def _recorded(bus: Bus, clock: Clock, publisher: Publisher, run: str) -> RunManifest | None:
     """Return the manifest that counts; it is the last one in the log again after that, so that compaction keeps it."""
-    view = await _control_now(bus, clock)
+    view = await control_now(bus, clock)
     known = view.get(f"run/{run}", RunManifest)
     if known is not None and view.overruled(f"run/{run}"):
         await publisher.publish(CONTROL, known)
     return known
-
-
-async def _control_now(bus: Bus, clock: Clock) -> ControlView:
-    """Return what `control` says now."""
-    view = ControlView(bus, clock)
-    try:
-        await view.start()
-    finally:
-        await view.close()
-    return view
 
 
 def refuse_other(known: RunManifest, wanted: RunManifest) -> None:
@@ -151,7 +141,7 @@ async def publish_source(bus: Bus, clock: Clock, source: TaskSource, wanted: Run
     Raises:
         ConfigError: the run exists with another configuration, or is cancelled.
     """
-    cancel = (await _control_now(bus, clock)).get(f"cancel/{wanted.run}", Cancel)
+    cancel = (await control_now(bus, clock)).get(f"cancel/{wanted.run}", Cancel)
     if cancel is not None:
         raise ConfigError(
             f"run {wanted.run!r} is cancelled ({cancel.cause}): its tasks would end as cancelled; use a new run name"

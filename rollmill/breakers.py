@@ -12,7 +12,7 @@ from typing import Any
 
 from infra.bus import Bus
 from infra.clock import Clock
-from infra.control import ControlView
+from infra.control import control_now
 from infra.guard import REPORT_S
 from schemas.control import Breaker
 
@@ -53,12 +53,7 @@ class Standstill:
 
 async def standstills(bus: Bus, clock: Clock) -> list[Standstill]:
     """Return what stands still now."""
-    view = ControlView(bus, clock)
-    try:
-        await view.start()
-    finally:
-        await view.close()
-    return summed_up(view.all(Breaker), clock.now_ms())
+    return summed_up((await control_now(bus, clock)).all(Breaker), clock.now_ms())
 
 
 def summed_up(breakers: list[Breaker], now_ms: int) -> list[Standstill]:

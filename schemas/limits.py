@@ -33,5 +33,8 @@ by the broker breaks an idempotent producer."""
 BATCH_BYTES = 1_048_576
 """Largest batch of records that the broker takes, in bytes (Kafka's `max.message.bytes`): a record and its framing."""
 
+METADATA_BYTES = 4096
+"""Longest text kept with a committed offset, in bytes (Kafka's default `offset.metadata.max.bytes`)."""
+
 FETCH_BYTES = BATCH_BYTES
 """Most bytes of one partition in one fetch: the largest batch fits."""

@@ -56,6 +56,7 @@ READ, WRITE, NEITHER = "reads", "writes", "neither reads nor writes"
 
 VERBS = {
     "publish": WRITE,
+    "publish_all": WRITE,
     "Output": WRITE,
     "Stage.sink": WRITE,
     "Stage.sources": READ,
@@ -63,7 +64,7 @@ VERBS = {
     "TopicPartition": READ,
     "unpack": READ,
     "join": READ,
-    "_from_start": READ,
+    "_reader": READ,
     "_catch_up": READ,
     "_caught_up": NEITHER,
     "_read": READ,

@@ -115,10 +115,12 @@ class BlobStore(Protocol):
         ...
 
 
-def collectable(stock: Iterable[Blob], pins: Mapping[str, Collection[str]], now_ms: int) -> list[Blob]:
+def collectable(
+    stock: Iterable[Blob], pins: Mapping[str, Collection[str]], now_ms: int, keep_ms: int = KEEP_MS
+) -> list[Blob]:
     """Return the blobs that a collection at this time would delete."""
     pinned = frozenset[str]().union(*pins.values())
-    return [blob for blob in stock if blob.time_ms < now_ms - KEEP_MS and blob.digest not in pinned]
+    return [blob for blob in stock if blob.time_ms < now_ms - keep_ms and blob.digest not in pinned]
 
 
 def digest_of(data: bytes) -> str:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from infra.blobs import KEEP_MS, Blob, Collected, digest_of, missing, verified
+from infra.blobs import KEEP_MS, Blob, Collected, collectable, digest_of, missing, verified
 from infra.clock import Clock, SystemClock
 
 _HERE = "memory"
@@ -74,9 +74,7 @@ class MemoryBlobs:
 
     async def collect(self, keep_ms: int = KEEP_MS) -> Collected:
         """Delete the blobs that are older than this and not pinned."""
-        pinned = frozenset[str]().union(*self._pins.values())
-        before = self._clock.now_ms() - keep_ms
-        old = [blob for blob in self._stock.values() if blob.time_ms < before and blob.digest not in pinned]
+        old = collectable(self._stock.values(), self._pins, self._clock.now_ms(), keep_ms)
         for blob in old:
             self.lose(blob.digest)
         return Collected(len(old), sum(blob.size for blob in old))

@@ -13,7 +13,7 @@ from infra.bus import Bus
 from infra.clock import Clock, SystemClock
 from infra.config import Config
 from infra.connect import connected
-from infra.control import ControlView
+from infra.control import ControlView, control_now
 from infra.errors import CAUSE_CHARS, ConfigError
 from infra.wire import Publisher
 from rollmill import output
@@ -68,11 +68,7 @@ async def withdraw(
     """
     if not target.isprintable() or not 0 < len(target) <= TARGET_CHARS:
         raise ConfigError(f"{target[:80]!r} is no target: name a run, RUN/GROUP or RUN/GROUP/SAMPLE")
-    view = ControlView(bus, clock)
-    try:
-        await view.start()
-    finally:
-        await view.close()
+    view = await control_now(bus, clock)
     covered = Covered(bus, clock, target)
     known = force or view.get(f"run/{target}", RunManifest) is not None
     if not known:

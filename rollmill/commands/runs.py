@@ -10,7 +10,7 @@ import click
 from infra.clock import SystemClock
 from infra.config import Config
 from infra.connect import connected
-from infra.control import ControlView
+from infra.control import ControlView, control_now
 from rollmill import output
 from schemas.control import Cancel, Credit, Cursor, PolicyVersion, RunManifest
 
@@ -26,9 +26,7 @@ def command(as_json: bool, config: Config) -> None:
 
 async def _runs(config: Config) -> list[dict[str, Any]]:
     async with connected(config.bus, client="runs") as bus:
-        view = ControlView(bus, SystemClock())
-        await view.start()
-        await view.close()
+        view = await control_now(bus, SystemClock())
         return [_describe(view, manifest) for manifest in view.all(RunManifest)]
 
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.bus import Committed
-from infra.offset_map import MARK, MAX_BYTES, MAX_STARTS, OffsetMap, decode, encode
+from infra.offset_map import MARK, MAX_STARTS, OffsetMap, decode, encode
+from schemas.limits import METADATA_BYTES
 
 BASES = st.integers(0, 2**40)
 
@@ -42,7 +43,7 @@ def test_a_map_that_does_not_fit_loses_its_end_and_nothing_else(base, count, gap
     committed = encode(base, known)
     kept = decode(committed)
 
-    assert len(committed.metadata) <= MAX_BYTES
+    assert len(committed.metadata) <= METADATA_BYTES
     assert kept is not None
     assert kept.upper <= known.upper
     assert kept.unfinished == {at: starts for at, starts in known.unfinished.items() if at < kept.upper}
