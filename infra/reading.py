@@ -8,7 +8,7 @@ Messages are not known here: what cannot be decoded is the caller's to judge.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from infra.bus import Bus, Record, TopicPartition
@@ -33,7 +33,7 @@ def positions(topic: Topic[Any], offsets: Mapping[int, int]) -> dict[TopicPartit
 
 async def read_between(
     bus: Bus, clock: Clock, start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]
-) -> AsyncIterator[Record]:
+) -> AsyncGenerator[Record, None]:
     """Yield the records of some partitions.
 
     Args:

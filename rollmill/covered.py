@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import TypeVar
 
 from infra.bus import Bus, Record, TopicPartition
@@ -57,14 +59,15 @@ class Covered:
         """How many samples ended how."""
         return dict(sorted(Counter(self._ended[sample] for sample in self.admitted & self._ended.keys()).items()))
 
+    async def any_task(self) -> bool:
+        """Tell whether the log holds a task of the target; reads no further than to the first."""
+        async with aclosing(self._tasks()) as tasks:
+            return await anext(tasks, None) is not None
+
     async def read(self) -> None:
         """Read what is in the log now."""
-        begin = positions(TASKS, await self._bus.begin_offsets(TASKS.name))
-        end = positions(TASKS, await self._bus.end_offsets(TASKS.name))
-        async for record in read_between(self._bus, self._clock, begin, end):
-            task = await self._read(TASKS, record)
-            if task is not None and self._covers(task):
-                self.admitted.add(task.id)
+        async for task in self._tasks():
+            self.admitted.add(task.id)
         begin = self._ours(await self._bus.begin_offsets(TRAJECTORIES.name))
         self._ends = self._ours(await self._bus.end_offsets(TRAJECTORIES.name))
         async for record in read_between(self._bus, self._clock, begin, self._ends):
@@ -89,6 +92,15 @@ class Covered:
                     await self._end(record)
         finally:
             await reader.close()
+
+    async def _tasks(self) -> AsyncGenerator[Task, None]:
+        begin = positions(TASKS, await self._bus.begin_offsets(TASKS.name))
+        end = positions(TASKS, await self._bus.end_offsets(TASKS.name))
+        async with aclosing(read_between(self._bus, self._clock, begin, end)) as records:
+            async for record in records:
+                task = await self._read(TASKS, record)
+                if task is not None and self._covers(task):
+                    yield task
 
     def _ours(self, offsets: dict[int, int]) -> dict[TopicPartition, int]:
         # A foreign run's name may hold a `/` itself, so every beginning of the target may be the run.

@@ -70,17 +70,13 @@ async def withdraw(
         raise ConfigError(f"{target[:80]!r} is no target: name a run, RUN/GROUP or RUN/GROUP/SAMPLE")
     view = await control_now(bus, clock)
     covered = Covered(bus, clock, target)
-    known = force or view.get(f"run/{target}", RunManifest) is not None
-    if not known:
-        await covered.read()
-        if not covered.admitted:
-            raise ConfigError(_unknown(view, target))
+    if not force and view.get(f"run/{target}", RunManifest) is None:
+        await _require_a_task(covered, view, target)
     before = _standing(view, target)
     cancel = before or Cancel(target=target, cause=_writable(cause))
     if before is None:
         await Publisher(bus, clock, "cancel").publish(CONTROL, cancel)
-    if known:
-        await covered.read()
+    await covered.read()
     if wait_s is not None:
         await covered.all_ended(wait_s)
     return {
@@ -91,6 +87,12 @@ async def withdraw(
         "open": len(covered.open),
         "outcomes": covered.outcomes,
     }
+
+
+async def _require_a_task(covered: Covered, view: ControlView, target: str) -> None:
+    """Raise ConfigError unless the log holds a task of the target."""
+    if not await covered.any_task():
+        raise ConfigError(_unknown(view, target))
 
 
 def _standing(view: ControlView, target: str) -> Cancel | None:

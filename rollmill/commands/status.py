@@ -20,7 +20,7 @@ from infra.clock import SystemClock
 from infra.config import Config
 from infra.connect import connected
 from rollmill import output
-from rollmill.breakers import Standstill
+from rollmill.lag import StageLag
 from rollmill.standing import Standing, standing
 from schemas.telemetry import EventKind
 
@@ -46,17 +46,28 @@ NAMES = {"1m": "minute", "5m": "5 minutes", "1h": "hour"}
 @output.config_options
 def command(window: str, as_json: bool, config: Config) -> None:
     """Show how the pipeline stands."""
-    output.print_result(output.run(_status(config, window)), as_json, _show)
+    found = output.run(_standing(config, window))
+    output.print_result(described(found, window), as_json, lambda _: show(found, window))
 
 
-async def _status(config: Config, window: str) -> dict[str, Any]:
+async def _standing(config: Config, window: str) -> Standing:
     clock = SystemClock()
     async with connected(config.bus, client="status") as bus:
-        return described(await standing(bus, clock, config, WINDOWS_MS[window]), window)
+        return await standing(bus, clock, config, WINDOWS_MS[window])
+
+
+def stages_of(found: Standing) -> list[tuple[StageView, StageLag | None]]:
+    """Return each stage of the pipeline; of other services only what they ended, where they did: those have no lag."""
+    lags = {lag.stage: lag for lag in found.lags}
+    seen = {view.stage: view for view in found.board.stages}
+    idle: dict[str, dict[str, int]] = {key: {} for key in WINDOWS_MS}
+    return [
+        (seen.get(name, StageView(stage=name, counts=idle)), lags.get(name)) for name in dict.fromkeys((*lags, *seen))
+    ]
 
 
 def described(found: Standing, window: str) -> dict[str, Any]:
-    """Return how the pipeline stands as plain values."""
+    """Return how the pipeline stands as plain values, for programs."""
     return {
         "window": window,
         "window_s": WINDOWS_MS[window] / 1000,
@@ -64,7 +75,7 @@ def described(found: Standing, window: str) -> dict[str, Any]:
         "note": found.note,
         "behind": found.behind,
         "paused": [one.as_dict() for one in found.paused],
-        "stages": _stages(found, window),
+        "stages": [_described(view, lag, window) for view, lag in stages_of(found)],
         "states": found.board.states,
         "dead": {"total": found.dead, "lately": found.dead_lately},
         "unreadable": found.board.unreadable,
@@ -72,59 +83,48 @@ def described(found: Standing, window: str) -> dict[str, Any]:
     }
 
 
-def _stages(found: Standing, window: str) -> list[dict[str, Any]]:
-    """Return each stage of the pipeline; of other services only what they ended, where they did."""
-    lags = {lag.stage: lag for lag in found.lags}
-    seen = {view.stage: view for view in found.board.stages}
-    stages = []
-    for name in dict.fromkeys((*lags, *seen)):
-        view = seen.get(name, StageView(stage=name, counts={key: {} for key in WINDOWS_MS}))
-        lag = lags.get(name)
-        counts = view.counts[window]
-        stages.append(
-            {
-                "stage": name,
-                "lag": lag.lag if lag else None,
-                "topics": lag.topics if lag else {},
-                "in_flight": view.in_flight,
-                **{kind.value: counts.get(kind.value, 0) for kind in KINDS},
-                "oldest": asdict(view.oldest) if view.oldest else None,
-                "windows": view.counts,
-            }
-        )
-    return stages
+def _described(view: StageView, lag: StageLag | None, window: str) -> dict[str, Any]:
+    return {
+        "stage": view.stage,
+        "lag": lag.lag if lag else None,
+        "topics": lag.topics if lag else {},
+        "in_flight": view.in_flight,
+        **{kind.value: view.counts[window].get(kind.value, 0) for kind in KINDS},
+        "oldest": asdict(view.oldest) if view.oldest else None,
+        "windows": view.counts,
+    }
 
 
-def _show(result: dict[str, Any]) -> None:
-    if result["note"]:
-        _line(Text(result["note"], style="yellow"))
-    for paused in result["paused"]:
-        _line(Text(output.visible(str(Standstill(**paused))), style="red"))
-    output.console.print(_table(result))
-    oldest = {stage["stage"]: InFlight(**stage["oldest"]) for stage in result["stages"] if stage["oldest"]}
+def show(found: Standing, window: str) -> None:
+    """Print how the pipeline stands, for a person."""
+    if found.note:
+        _line(Text(found.note, style="yellow"))
+    for paused in found.paused:
+        _line(Text(output.visible(str(paused)), style="red"))
+    output.console.print(_table(found, window))
+    oldest = {view.stage: view.oldest for view, _ in stages_of(found) if view.oldest}
     if oldest:
         output.console.print(_oldest(oldest))
-    states = ", ".join(f"{number} {state}" for state, number in result["states"].items())
+    states = ", ".join(f"{number} {state}" for state, number in found.board.states.items())
     _line(Text(f"samples: {states or 'none seen'}"))
-    dead = result["dead"]
-    lately = NAMES[result["window"]]
-    style = "red" if dead["lately"] else ""
-    _line(Text(f"dead: {dead['total']} records, {dead['lately']} in the last {lately}", style=style))
-    for what, meaning in (
-        ("behind", "records of `events` not read yet"),
-        ("unreadable", "records of `events` could not be read"),
-        ("forgotten", "samples in flight were forgotten: too many, or a day old"),
+    style = "red" if found.dead_lately else ""
+    _line(Text(f"dead: {found.dead} records, {found.dead_lately} in the last {NAMES[window]}", style=style))
+    for number, meaning in (
+        (found.behind, "records of `events` not read yet"),
+        (found.board.unreadable, "records of `events` could not be read"),
+        (found.board.forgotten, "samples in flight were forgotten: too many, or a day old"),
     ):
-        if result[what]:
-            _line(Text(f"{result[what]} {meaning}", style="yellow"))
+        if number:
+            _line(Text(f"{number} {meaning}", style="yellow"))
 
 
-def _table(result: dict[str, Any]) -> Table:
+def _table(found: Standing, window: str) -> Table:
     """Return the stages as a table that fits into 80 columns; rare kinds that did not occur are left out."""
+    stages = stages_of(found)
     always = {EventKind.FINISHED, EventKind.RETRIED, EventKind.FAILED}
-    kinds = [kind for kind in KINDS if kind in always or any(stage[kind.value] for stage in result["stages"])]
+    kinds = [kind for kind in KINDS if kind in always or any(view.counts[window].get(kind.value) for view, _ in stages)]
     table = Table(
-        title=f"pipeline; ends in the last {NAMES[result['window']]}",
+        title=f"pipeline; ends in the last {NAMES[window]}",
         title_justify="left",
         header_style="bold",
         box=box.SIMPLE_HEAD,
@@ -134,10 +134,11 @@ def _table(result: dict[str, Any]) -> Table:
     table.add_column("stage")
     for column in ("lag", "in flight", *(kind.value for kind in kinds)):
         table.add_column(column, justify="right")
-    for stage in result["stages"]:
+    for view, lag in stages:
+        ends = (str(view.counts[window].get(kind.value) or "-") for kind in kinds)
         # As text, not as rich's markup: a name from the log may hold anything.
-        name, lag = Text(output.visible(stage["stage"])), "" if stage["lag"] is None else str(stage["lag"])
-        table.add_row(name, lag, str(stage["in_flight"]), *(str(stage[kind.value] or "-") for kind in kinds))
+        name = Text(output.visible(view.stage))
+        table.add_row(name, "" if lag is None else str(lag.lag), str(view.in_flight), *ends)
     return table
 
 

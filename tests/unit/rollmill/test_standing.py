@@ -146,11 +146,11 @@ async def test_dead_records_are_counted_in_all_and_lately(bus, clock):
 def printed(monkeypatch):
     """Print as on a terminal of some width and return what stands there."""
 
-    def on(width, show, result):
+    def on(width, found):
         console = Console(width=width, force_terminal=False)
         monkeypatch.setattr(output, "console", console)
         with console.capture() as captured:
-            show(result)
+            status.show(found, "5m")
         return captured.get()
 
     return on
@@ -158,8 +158,7 @@ def printed(monkeypatch):
 
 async def shown(bus, *events):
     await say(bus, *events)
-    found = await stands(bus, Config(board=BoardConfig(url=f"http://{HOST}:{find_free()}")))
-    return status.described(found, "5m")
+    return await stands(bus, Config(board=BoardConfig(url=f"http://{HOST}:{find_free()}")))
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -168,7 +167,7 @@ async def test_status_fits_the_terminal_and_tells_it_all(bus, printed, width):
     ends = [started(sample, kind=kind) for sample, kind in enumerate(status.KINDS, 10)]
     waits = started(kind=EventKind.WAITING, detail="policy version >= 3", at_ms=NOW_MS - 9_000)
     await bus.publish(DEAD.name, b"x")
-    text = printed(width, status._show, await shown(bus, started(), waits, *ends))
+    text = printed(width, await shown(bus, started(), waits, *ends))
     words = text.split()
 
     assert max(len(line) for line in text.splitlines()) <= width
@@ -180,8 +179,7 @@ async def test_status_fits_the_terminal_and_tells_it_all(bus, printed, width):
 
 async def test_names_from_the_log_do_nothing_to_the_terminal(bus, printed):
     """Anybody may write to the topic."""
-    result = await shown(bus, started(group="\x1b[2J", stage="[bold]x[/bold][/]"))
-    text = printed(100, status._show, result)
+    text = printed(100, await shown(bus, started(group="\x1b[2J", stage="[bold]x[/bold][/]")))
 
     assert "\x1b[2J" not in text
     assert "\\x1b[2J" in text
@@ -190,7 +188,8 @@ async def test_names_from_the_log_do_nothing_to_the_terminal(bus, printed):
 
 async def test_the_result_for_programs_is_plain(bus):
     """One JSON object with the same, and all windows."""
-    result = msgspec.json.decode(msgspec.json.encode(await shown(bus, started(), started(1, kind=EventKind.FINISHED))))
+    found = await shown(bus, started(), started(1, kind=EventKind.FINISHED))
+    result = msgspec.json.decode(msgspec.json.encode(status.described(found, "5m")))
     (run,) = (stage for stage in result["stages"] if stage["stage"] == "run")
 
     assert ("events", "5m", 300.0) == (result["source"], result["window"], result["window_s"])
@@ -214,9 +213,9 @@ async def test_a_service_that_is_away_is_said_above_all(bus, printed):
         at_ms=NOW_MS,
     )
     await Publisher(bus, bus.clock, "run-1").publish(CONTROL, breaker)
-    result = await shown(bus, started())
-    text = printed(200, status._show, result)
+    found = await shown(bus, started())
+    text = printed(200, found)
 
-    assert ["run"] == [one["stage"] for one in result["paused"]]
+    assert ["run"] == [one["stage"] for one in status.described(found, "5m")["paused"]]
     assert "RUN paused: policy at http://127.0.0.1:8000 away for 42 s (breaker open since" in text
     assert "\x1b[2J" not in text
