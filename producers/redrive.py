@@ -21,7 +21,7 @@ import msgspec
 from infra.bus import Bus
 from infra.claims import carried_bytes
 from infra.clock import Clock
-from infra.control import ControlView
+from infra.control import control_now
 from infra.dead_letter import CONFLICT, NOT_STORED, DeadLetter
 from infra.errors import RollmillError
 from infra.wire import Publisher, task_of
@@ -172,11 +172,7 @@ class Redrive:
                 report.letters += work.letters
 
     async def _manifests(self) -> dict[str, RunManifest]:
-        view = ControlView(self._bus, self._clock)
-        try:
-            await view.start()
-        finally:
-            await view.close()
+        view = await control_now(self._bus, self._clock)
         return {manifest.run: manifest for manifest in view.all(RunManifest)}
 
     def _start_by_ms(self, letter: DeadLetter, task: Task, manifest: RunManifest | None) -> int:
