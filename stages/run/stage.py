@@ -15,6 +15,7 @@ import itertools
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import NoReturn
 
 from infra.clock import Clock
 from infra.envhost.client import EnvHostClient, EnvHosts, HostAway
@@ -37,6 +38,10 @@ log = logging.getLogger(__name__)
 
 MAX_CLAIMS = 3
 """An episode whose host does not answer is begun this often in one attempt."""
+
+FENCED_S = 60.0
+"""A worker whose claim was replaced waits so long to be told that the record is another's, seconds: longer than any
+group takes to notice that a member is gone."""
 
 
 class RunStage:
@@ -78,11 +83,20 @@ class RunStage:
         try:
             return await self._claim_and_run(episode, family, engine, host)
         except Fenced as fenced:
-            # The record was handed to another worker, which claimed the environment: the rollout is its work now, and
-            # the partition too, so no commit of ours passes this record. Should that worker end without an output,
-            # the record is handed out again; what slips through every net is the reaper's.
-            log.info("%s: given up: %s", episode.task.id, fenced)
-            return None
+            await self._give_up(episode, fenced)
+
+    async def _give_up(self, episode: Episode, fenced: Fenced) -> NoReturn:
+        """Leave an episode to the worker that claimed it; raises Failure if that one had no right to."""
+        # Mostly the record is that worker's by now: this job is cancelled as soon as the group says so. If it never
+        # is, the claim came from a worker that had been stopped and woke up without the record. It may die before it
+        # publishes anything, and then nobody would be given the record again: so it is tried anew.
+        log.info("%s: given up unless it stays ours for %g s: %s", episode.task.id, FENCED_S, fenced)
+        await self._clock.sleep(FENCED_S)
+        raise Failure(
+            FailureKind.ENVIRONMENT_LOST,
+            Boundary.ENVIRONMENT,
+            f"{fenced}; {FENCED_S:g} s later the record is still this worker's, so another one claimed it out of turn",
+        ) from fenced
 
     async def _claim_and_run(
         self, episode: Episode, family: Handler, engine: ModelInfo, host: EnvHostClient

@@ -20,8 +20,9 @@ from schemas.outcome import Boundary, FailureKind, StopReason
 from schemas.transcript import Sampling
 from stages.handlers.registry import environment
 from stages.init.stage import InitStage
-from stages.run.stage import MAX_CLAIMS, RunStage
+from stages.run.stage import FENCED_S, MAX_CLAIMS, RunStage
 from tests.away import AwayHost
+from tests.fast_clock import FastClock
 from tests.logs import make_task, wait_until
 
 CLOCK = SystemClock()
@@ -131,21 +132,53 @@ async def test_a_rollout_that_was_not_published_is_made_again_from_the_start(hos
     assert ["say", "say"] == again.message.verdict["actions"]
 
 
-async def test_a_worker_that_was_fenced_gives_up_without_output(host, toy_renderer):
-    """The rollout is another worker's work now; nothing is published and nothing failed."""
-    episode = await opened(host)
+class NotedClock(VirtualClock):
+    """A clock that stands still and notes who waits for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.waits = []
+
+    async def sleep(self, seconds):
+        """Note the wait, and wait."""
+        self.waits.append(seconds)
+        await super().sleep(seconds)
+
+
+def claimed_meanwhile(host, episode, renderer):
+    """Return a policy during whose answer another worker claims the environment, and where its claim comes."""
     claimed = []
 
-    def claim_meanwhile(prompt, seed):
+    def claim(prompt, seed):
         claimed.append(asyncio.ensure_future(host.claim(episode.lease)))
-        return [*toy_renderer.answer("hello").tolist()]
+        return [*renderer.answer("hello").tolist()]
 
-    policy = ScriptedPolicy(claim_meanwhile, tokenizer_digest=toy_renderer.digest)
-    given_up = await stage_of(host, policy, toy_renderer).handle(episode)
-    other = claimed[0].result()
+    return ScriptedPolicy(claim, tokenizer_digest=renderer.digest), claimed
 
-    assert given_up is None
-    assert (await host.step(episode.lease, other.token, {"text": "mine"})).observation == "1"
+
+async def test_a_worker_that_was_fenced_waits_to_be_told_that_the_record_is_anothers(host, toy_renderer):
+    """The rollout is the other's work now: nothing is published, nothing failed, and it may go on."""
+    episode, clock = await opened(host), NotedClock()
+    policy, claimed = claimed_meanwhile(host, episode, toy_renderer)
+    giving_up = asyncio.create_task(stage_of(host, policy, toy_renderer, clock=clock).handle(episode))
+    await wait_until(lambda: FENCED_S in clock.waits, True)
+
+    giving_up.cancel()  # as the worker does once its partition is another's
+    with pytest.raises(asyncio.CancelledError):
+        await giving_up
+
+    assert (await host.step(episode.lease, claimed[0].result().token, {"text": "mine"})).observation == "1"
+
+
+async def test_a_worker_that_was_fenced_and_still_owns_the_record_tries_it_anew(host, toy_renderer):
+    """Who claimed was a worker that woke up without it, and may die before it publishes anything."""
+    episode, clock = await opened(host), FastClock(factor=600.0)
+    policy, _ = claimed_meanwhile(host, episode, toy_renderer)
+
+    failed = await failure(stage_of(host, policy, toy_renderer, clock=clock), episode)
+
+    assert FailureKind.ENVIRONMENT_LOST is failed.kind
+    assert "out of turn" in failed.cause
 
 
 async def test_a_lease_that_is_lost_is_a_failure_that_another_attempt_may_mend(host, toy_renderer):
@@ -312,7 +345,8 @@ async def test_a_worker_that_was_replaced_while_its_host_was_away_does_not_claim
             await host.claim(episode.lease)
 
         host.meanwhile = replaced
-        given_up = await stage_of(host, policy_of(toy_renderer, "hello"), toy_renderer).handle(episode)
+        clock = FastClock(factor=600.0)
+        await failure(stage_of(host, policy_of(toy_renderer, "hello"), toy_renderer, clock=clock), episode)
 
-        assert (None, [1, 2]) == (given_up, host.claims)
+        assert [1, 2] == host.claims
         assert (await host.step(episode.lease, 2, {"text": "mine"})).observation == "1"
