@@ -188,7 +188,7 @@ TRAJECTORIES: Topic[Trajectory] = Topic(
     carries=(Trajectory,),
     partitions=8,
     spread=Spread.RUN,
-    producers=("init", "run", "eval", "reaper"),
+    producers=("init", "run", "eval", "reaper", "producer"),
     consumers=("trainer", "reaper", "sink", "replay", "producer", "cancel", "redrive", "status"),
     retention_ms=LONG_MS,
 )

@@ -30,7 +30,7 @@ SERVICES = {
     "init": ("stages.init.__main__",),
     "run": ("stages.run.__main__",),
     "eval": ("stages.eval.__main__",),
-    "producer": ("producers.publish", "producers.collect"),
+    "producer": ("producers.publish", "producers.collect", "rollmill.again"),
     "feeder": ("producers.feeder",),
     "reaper": ("producers.reaper",),
     "trainer": ("trainer.loop",),

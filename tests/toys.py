@@ -70,6 +70,18 @@ class PatientToy(Toy):
     invalid_ends = False
 
 
+class HarshToy(Toy):
+    """The same with a grader that nothing pleases, and that fails on what has four turns."""
+
+    family = "harsh_toy"
+
+    def grade(self, rollout: Rollout, verdict: Mapping[str, Any]) -> Grade:
+        """Give a quarter for trying."""
+        if len(rollout.transcript.turns) == 4:
+            raise RuntimeError("four is too much")
+        return Grade(components={"tried": 0.25}, success=0.0)
+
+
 class BrokenToy(Toy):
     """A family whose handler cannot even be made."""
 
@@ -83,6 +95,7 @@ ENTRY_POINTS = """
 [rollmill.handlers]
 toy = tests.toys:Toy
 patient_toy = tests.toys:PatientToy
+harsh_toy = tests.toys:HarshToy
 broken_toy = tests.toys:BrokenToy
 absent_toy = tests.toys_that_are_not_there:Toy
 unnamed_toy = tests.toys:Nobody

@@ -1,50 +1,91 @@
-"""`rollmill replay RUN --from trainer`: makes the recorded decisions again, by the same rules or by others."""
+"""`rollmill replay RUN`: decides again (by the same rules or others), grades again or samples again."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
 import click
 
+from infra.bus import Bus
 from infra.clock import SystemClock
 from infra.config import Config
 from infra.connect import connected
 from rollmill import output
+from rollmill.again import Rescored, resample, rescore
 from trainer.replay import ReplayReport, replay
 from trainer.what_if import WhatIf, what_if
+
+T = TypeVar("T")
 
 
 @click.command("replay")
 @click.argument("run")
-@click.option("--from", "start", type=click.Choice(["trainer"]), default="trainer", help="What is done again.")
-@click.option("--last", default=None, type=click.IntRange(1), help="Report only the last steps; all are made again.")
+@click.option(
+    "--from",
+    "start",
+    type=click.Choice(["trainer", "eval", "run"]),
+    default="trainer",
+    help="The stage from which on it is done again.",
+)
+@click.option("--last", default=None, type=click.IntRange(1), help="From `trainer`: report only the last steps.")
+@click.option("--grader", default=None, help="From `eval`: family whose grader is asked, not each task's own.")
+@click.option("--into", default=None, metavar="NEW", help="From `eval` and `run`: name of the run to publish to.")
 @output.json_option
 @output.config_and_rules_options
-def command(run: str, start: str, last: int | None, as_json: bool, config: Config, rules: tuple[str, ...]) -> None:
-    """Replay a run from its topics. Exits with 1 when a digest differs.
+def command(
+    run: str,
+    start: str,
+    last: int | None,
+    grader: str | None,
+    into: str | None,
+    as_json: bool,
+    config: Config,
+    rules: tuple[str, ...],
+) -> None:
+    """Replay a run from its topics.
 
     From `trainer`: the recorded trajectories are fed through the same rules, and every batch must come out with the
-    digest that the trainer recorded. Nothing is sampled and nothing is graded anew.
-
+    digest that the trainer recorded; exits with 1 when one differs. Nothing is sampled and nothing is graded anew.
     With `--set filter=off` or another rule of the run's `[algorithm]`: what the trainer would have decided over the
     same trajectories. Nothing is written.
+
+    From `eval`: the recorded tokens and verdicts are graded anew; what differs is reported, and with `--into` the
+    outcomes become the log of a new run. From `run`: the tasks are published again as the new run `--into`; its
+    stages sample them anew.
     """
-    if rules:
-        found = output.run(_what_if(run, rules, config))
+    _refuse_unused(start, last, grader, into, rules)
+    if start == "eval":
+        rescored = output.run(_with_bus(config, lambda bus: rescore(bus, SystemClock(), run, grader=grader, into=into)))
+        output.print_result({**rescored.as_dict(), "from": start}, as_json, lambda _: _show_rescored(rescored))
+    elif start == "run":
+        published = output.run(_with_bus(config, lambda bus: resample(bus, SystemClock(), run, into=into or "")))
+        result = {"run": run, "from": start, "into": into, "published": published}
+        output.print_result(result, as_json, lambda _: click.echo(f"published {published} tasks of {run} to {into}"))
+    elif rules:
+        found = output.run(_with_bus(config, lambda bus: what_if(bus, SystemClock(), run, rules)))
         output.print_result({**found.as_dict(), "from": start}, as_json, lambda _: _show_what_if(found))
-        return
-    report = output.run(_replay(run, last, config))
-    output.print_result({**report.as_dict(), "from": start}, as_json, lambda _: _show(report))
-    if not report.all_equal:
-        raise SystemExit(1)
+    else:
+        report = output.run(_with_bus(config, lambda bus: replay(bus, SystemClock(), run, last=last)))
+        output.print_result({**report.as_dict(), "from": start}, as_json, lambda _: _show(report))
+        if not report.all_equal:
+            raise SystemExit(1)
 
 
-async def _replay(run: str, last: int | None, config: Config) -> ReplayReport:
+def _refuse_unused(start: str, last: int | None, grader: str | None, into: str | None, rules: tuple[str, ...]) -> None:
+    """Raise UsageError for what the chosen stage has no use for."""
+    given = {"--last": last, "--set RULE=VALUE": rules, "--grader": grader, "--into": into}
+    useful = {"trainer": {"--last", "--set RULE=VALUE"}, "eval": {"--grader", "--into"}, "run": {"--into"}}[start]
+    for name, value in given.items():
+        if value and name not in useful:
+            raise click.UsageError(f"{name} says nothing to a replay from `{start}`")
+    if start == "run" and into is None:
+        raise click.UsageError("a replay from `run` samples anew: name the new run with --into")
+
+
+async def _with_bus(config: Config, work: Callable[[Bus], Awaitable[T]]) -> T:
     async with connected(config.bus, client="replay") as bus:
-        return await replay(bus, SystemClock(), run, last=last)
-
-
-async def _what_if(run: str, rules: tuple[str, ...], config: Config) -> WhatIf:
-    async with connected(config.bus, client="replay") as bus:
-        return await what_if(bus, SystemClock(), run, rules)
+        return await work(bus)
 
 
 def _show(report: ReplayReport) -> None:
@@ -67,3 +108,19 @@ def _show_what_if(found: WhatIf) -> None:
     output.print_table(f"{found.run} with {names or 'the same rules'}", ("", "as recorded", "changed"), rows)
     if found.first_other_step is not None:
         output.console.print(f"step {found.first_other_step} is the first that holds another batch")
+
+
+def _show_rescored(found: Rescored) -> None:
+    if found.named:
+        rows = [(one.sample, f"{one.before:g}", f"{one.after:g}") for one in found.named]
+        output.print_table("graded otherwise", ("sample", "recorded reward", "reward now"), rows)
+    for cause, count in found.causes.items():
+        output.console.print(f"{count} x {cause}", highlight=False)
+    graded = found.graded - found.failed
+    before = found.success_before / found.graded if found.graded else 0.0
+    after = found.success_after / graded if graded else 0.0
+    output.console.print(
+        f"{found.graded} samples of {found.run} graded anew: {found.same} the same, {found.other} otherwise, "
+        f"{found.failed} failures of the grader; {found.left} had never completed. Mean success {before:.3f} -> "
+        f"{after:.3f}" + (f"; published as run {found.into}" if found.into else "")
+    )

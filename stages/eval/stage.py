@@ -17,9 +17,17 @@ from stages.handlers.base import Grade
 from stages.handlers.registry import handler
 
 
-async def grade(rollout: Rollout) -> Done[Trajectory]:
-    """Grade a rollout. Raises Failure when its family is unknown or its grader raises."""
-    family = handler(rollout.task.family)
+async def grade(rollout: Rollout, grader: str | None = None) -> Done[Trajectory]:
+    """Grade a rollout.
+
+    Args:
+        rollout: what to grade.
+        grader: family whose grader is asked; the task's own unless given.
+
+    Raises:
+        Failure: the family is unknown, or its grader raises.
+    """
+    family = handler(grader or rollout.task.family)
     with boundary(Boundary.HANDLER_GRADE, FailureKind.HANDLER):
         given = await asyncio.to_thread(family.grade, rollout, rollout.verdict)
         outcome = _completed(given, turns=len(rollout.transcript.turns), truncated=rollout.stop.truncated)

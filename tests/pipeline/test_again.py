@@ -1,0 +1,175 @@
+"""A recorded run, graded and sampled anew."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from infra.config import Config
+from infra.errors import ConfigError
+from infra.memory import MemoryBus
+from infra.wire import Publisher
+from producers.collect import outcomes
+from producers.publish import ensure_manifest, publish_tasks, tasks_of
+from producers.source import Instance
+from rollmill.again import moved, resample, rescore
+from schemas.control import RunManifest
+from schemas.messages import Task
+from schemas.outcome import Completed, Failed
+from schemas.topics import TABLE
+from stages.pipeline import Outside, Pipeline
+from stages.run.render import Renderer
+from tests import toys
+from tests.fast_clock import FastClock
+from tests.logs import make_task
+from tests.model_directory import word_model
+from tests.pipeline.faulty import FaultyPolicy, RestartingHost
+
+LIMIT_S = 500.0
+"""Longest wait for all outcomes: 20 s of the machine's time."""
+
+MANIFEST = RunManifest(run="old", seed=5, samples=2)
+
+
+@pytest.fixture(scope="module")
+def renderer(tmp_path_factory):
+    return Renderer(word_model(tmp_path_factory.mktemp("model"), toys.WORDS))
+
+
+@pytest.fixture(autouse=True)
+def families(tmp_path, monkeypatch):
+    """The toy families, installed."""
+    toys.install(tmp_path / "site", monkeypatch)
+
+
+class World:
+    """A log on which a pipeline works, with a finished run."""
+
+    def __init__(self, clock, bus):
+        self.clock, self.bus = clock, bus
+
+    async def publish(self, *payloads):
+        """Publish toys, two samples each, and wait for their outcomes."""
+        publisher = Publisher(self.bus, self.clock, "producer")
+        manifest = await ensure_manifest(self.bus, self.clock, publisher, MANIFEST)
+        for row, payload in enumerate(payloads):
+            toy = Instance(visit=0, row=row, family="toy", payload=payload)
+            await publish_tasks(publisher, tasks_of(manifest, "toys", toy, now_ms=self.clock.now_ms()))
+        return await self.ended("old", 2 * len(payloads))
+
+    async def ended(self, run, count):
+        """Return a run's outcomes by place and sibling, once there are so many."""
+        manifest = RunManifest(run=run, seed=5, samples=2)
+        found = await outcomes(self.bus, self.clock, manifest, count, limit_s=LIMIT_S)
+        return {(one.task.row, one.task.sample): one for one in found}
+
+
+@asynccontextmanager
+async def world_at_work(renderer):
+    clock = FastClock()
+    bus, host = MemoryBus(clock), RestartingHost(clock)
+    await bus.create_topics(TABLE)
+    outside = Outside(host=host, policy=FaultyPolicy(renderer), renderer=renderer)
+    pipeline = Pipeline(bus, clock, Config(), outside, worker="pipeline")
+    async with host:
+        running = asyncio.create_task(pipeline.run())
+        try:
+            yield World(clock, bus)
+        finally:
+            pipeline.stop()
+            await asyncio.wait_for(running, 15)
+
+
+@pytest.fixture
+async def world(renderer):
+    async with world_at_work(renderer) as found:
+        yield found
+
+
+async def test_the_same_grader_says_the_same(world):
+    """Tokens and verdicts are all that a grade is made of, and both are in the log."""
+    await world.publish({"length": 2}, {"length": 3, "components": {"said": 0.5}, "success": 0.0})
+
+    found = await rescore(world.bus, world.clock, "old")
+
+    assert (found.graded, found.same, found.other, found.failed, found.left) == (4, 4, 0, 0, 0)
+    assert found.success_before == found.success_after == 2.0
+
+
+async def test_another_grader_is_compared_sample_by_sample(world):
+    """What it makes of each, what it fails on, and what had never completed."""
+    await world.publish({"length": 2}, {"length": 4}, {"length": 2, "raise_in": "grade"})
+
+    found = await rescore(world.bus, world.clock, "old", grader="harsh_toy")
+
+    assert (found.graded, found.same, found.other, found.failed, found.left) == (4, 0, 2, 2, 2)
+    assert [(one.before, one.after) for one in found.named] == [(1.0, 0.25)] * 2
+    assert "four is too much" in "".join(found.causes)
+
+
+async def test_outcomes_that_were_graded_anew_become_the_log_of_a_new_run(world):
+    """The same places and tokens under other group ids; the old run is as it was."""
+    before = await world.publish({"length": 2}, {"length": 2, "raise_in": "grade"})
+
+    await rescore(world.bus, world.clock, "old", grader="harsh_toy", into="new")
+    after = await world.ended("new", 4)
+
+    assert after.keys() == before.keys()
+    for place, old in before.items():
+        new = after[place]
+        assert (new.task.run, new.task.seed, new.transcript) == ("new", old.task.seed, old.transcript)
+        assert new.task.group != old.task.group
+    assert {type(one.outcome) for (row, _), one in after.items() if row == 1} == {Failed}
+    assert [after[0, sample].outcome.reward for sample in range(2)] == [0.25, 0.25]
+    assert isinstance((await world.ended("old", 4))[0, 0].outcome, Completed)
+
+
+async def test_tasks_that_are_sampled_anew_draw_the_same_from_the_same_policy(world):
+    """Seeds come from the task's place, so an engine that is the same samples the same tokens."""
+    before = await world.publish({"length": 2}, {"length": 3})
+
+    published = await resample(world.bus, world.clock, "old", into="again")
+    after = await world.ended("again", 4)
+
+    assert published == 4
+    for place, old in before.items():
+        assert np.array_equal(after[place].transcript.token_ids, old.transcript.token_ids)
+        assert after[place].task.admission is None
+
+
+async def test_a_run_that_has_outcomes_is_not_written_to(world):
+    """Neither are two replays mixed, nor a replay with what it replays."""
+    await world.publish({"length": 2})
+    await rescore(world.bus, world.clock, "old", into="new")
+
+    for again in (
+        rescore(world.bus, world.clock, "old", into="new"),
+        resample(world.bus, world.clock, "old", into="old"),
+    ):
+        with pytest.raises(ConfigError, match=r"has outcomes already|with another"):
+            await again
+
+
+async def test_an_unknown_run_is_named_with_those_that_are_known(world):
+    """A misspelt name reads as one."""
+    await world.publish({"length": 2})
+
+    with pytest.raises(ConfigError, match="there is no run 'odl' in this log; known runs: old"):
+        await rescore(world.bus, world.clock, "odl")
+
+
+def test_a_task_keeps_its_place_in_another_run():
+    """The group's id follows the run, the rest stays."""
+    task = make_task(run="old")
+    found: Task = moved(task, "new")
+
+    assert (found.run, found.seed, found.source, found.row, found.payload) == (
+        "new",
+        task.seed,
+        task.source,
+        task.row,
+        task.payload,
+    )
