@@ -38,7 +38,11 @@ STATE_FILE = "state.json"
 MANIFEST_FILE = "files.json"
 """SHA-256 of the others; written last."""
 
+Accept = Callable[[TrainerState], bool]
+"""Tells of a checkpoint by its state."""
+
 _NAME = re.compile(r"(\d+)-(\d+)")
+_PARTIAL = re.compile(r"\.(\d+)-(\d+)\.[0-9a-f]+")
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ def save(parent: Path, state: TrainerState, weights: bytes, optimizer: bytes) ->
     return Checkpoint(target, state)
 
 
-def latest(parent: Path, accept: Callable[[TrainerState], bool] = lambda _: True) -> Checkpoint | None:
+def latest(parent: Path, accept: Accept = lambda _: True) -> Checkpoint | None:
     """Return the complete checkpoint with the most steps, then the highest epoch, that `accept` takes."""
     for directory in _candidates(parent):
         checkpoint = _open(directory)
@@ -94,12 +98,36 @@ def latest(parent: Path, accept: Callable[[TrainerState], bool] = lambda _: True
     return None
 
 
-def prune(parent: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints, and what an interrupted `save` left."""
-    for directory in list(_candidates(parent))[keep:]:
-        shutil.rmtree(directory)
+def prune(parent: Path, keep: int, *, milestones: int | None, own: TrainerState, live: Accept) -> None:
+    """Remove checkpoints that no resume and no rollback needs, and what an interrupted `save` left.
+
+    Of the steps that the run has live, the newest `keep` stay, and every one that `milestones` divides; a rollback to
+    a step between two that stay begins at the one before it. A step that was saved twice is one step and the newer
+    checkpoint stays, so that repeated resumes never push older steps out.
+
+    Args:
+        parent: where checkpoints live.
+        keep: steps kept, counted from the newest.
+        milestones: keep these multiples too.
+        own: the checkpoint just written; what a later trainer has begun to write beside it is left alone.
+        live: tells whether a checkpoint's step is one of the run, and not one that was rolled back.
+    """
+    kept: set[int] = set()
+    for directory in list(_candidates(parent)):
+        state = _state(directory)
+        wanted = state is not None and live(state) and state.step not in kept
+        if state is None or not wanted or not (len(kept) < keep or _divides(milestones, state.step)):
+            shutil.rmtree(directory)
+        else:
+            kept.add(state.step)
     for partial in parent.glob(".*-*.*"):
-        shutil.rmtree(partial, ignore_errors=True)
+        match = _PARTIAL.fullmatch(partial.name)
+        if match and int(match[1]) <= own.epoch:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _divides(milestones: int | None, step: int) -> bool:
+    return milestones is not None and step % milestones == 0
 
 
 def _candidates(parent: Path) -> Iterator[Path]:
@@ -119,8 +147,17 @@ def _open(directory: Path) -> Checkpoint | None:
             if found != digest:
                 log.warning("checkpoint %s: %s has changed since it was written; not used", directory, name)
                 return None
-        state = msgspec.json.decode((directory / STATE_FILE).read_bytes(), type=TrainerState)
     except (OSError, ValueError) as error:
         log.warning("checkpoint %s is not complete (%s); not used", directory, error)
         return None
-    return Checkpoint(directory, state)
+    state = _state(directory)
+    return Checkpoint(directory, state) if state is not None else None
+
+
+def _state(directory: Path) -> TrainerState | None:
+    """Return what a checkpoint says was decided; none if it cannot be read."""
+    try:
+        return msgspec.json.decode((directory / STATE_FILE).read_bytes(), type=TrainerState)
+    except (OSError, ValueError) as error:
+        log.warning("the state of checkpoint %s cannot be read (%s); not used", directory, error)
+        return None

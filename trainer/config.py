@@ -261,7 +261,9 @@ class CheckpointConfig(Frozen):
     every: Count = 1
     """Steps between checkpoints; those after the last one are executed again on resume."""
     keep: Count = 2
-    """Checkpoints kept."""
+    """Checkpoints kept, counted in steps from the newest."""
+    milestones: Count | None = None
+    """Checkpoints of steps that this divides are kept too, so that a rollback far back need not begin at the start."""
     keep_versions: Count = 4
     """Published weight directories kept; the policy may still be loading the one before the last."""
 

@@ -6,8 +6,7 @@ loads the last checkpoint, reads `trajectories` again from its `low`, makes ever
 batches without writing it, and only then decides anew. Dropped groups that are already recorded are not written again.
 
 No clock decides what is trained on: a time limit only ends the run, and the end is a record. The model's work runs in
-one thread of its own, so that the log's connection lives on; a cancelled run waits for that thread (it gives up
-between two passes), never leaves it writing beside a successor.
+one thread of its own (`learner_thread.py`), so that the log's connection lives on.
 """
 
 from __future__ import annotations
@@ -15,12 +14,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from infra.bus import Bus, Reader, Record
 from infra.clock import Clock
@@ -37,7 +32,8 @@ from trainer.credit import credit
 from trainer.decision_log import DecisionLog, read_decisions
 from trainer.groups import AssemblerState, Dropped, Event, GroupAssembler, GroupRules, Step
 from trainer.history import History
-from trainer.learner import Interrupted, Learner, StepMetrics
+from trainer.learner import Learner, StepMetrics
+from trainer.learner_thread import LearnerThread
 from trainer.progress import Meter, Progress
 from trainer.run_lock import RunLock
 from trainer.state import TrainerState
@@ -46,8 +42,6 @@ from trainer.terminal import Terminal, terminal
 from trainer.weights import weights_digest
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 POLL_S = 0.25
 """One poll for trajectories lasts at most this long, in seconds: a stop is seen within it."""
@@ -130,12 +124,13 @@ class Trainer:
         self._publisher = Publisher(bus, clock, "trainer")
         self._log = DecisionLog(bus, clock, self._publisher, config.run)
         self._meter = Meter(clock, Progress(run=config.run, max_steps=config.stop.max_steps))
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="learner")
-        self._cancelled = threading.Event()
+        self._thread = LearnerThread()
         self._tokenizer = _tokenizer(config)
         self._granted = -1
-        self._last = fresh_state(config.run, config.start)
+        self._last = fresh_state(config.run, config.start, -1)
         self._saved = -1
+        self._digests: dict[int, str] = {}
+        """Step -> its batch digest, of all steps that the run has."""
         self._directory = ""
         self._heard = self._said = 0.0
 
@@ -146,7 +141,7 @@ class Trainer:
         self._show(phase="starting")
         identity = await self._load()
         history = History.of(await read_decisions(self._bus, self._clock, self._config.run))
-        saved, foreign = await self._heavy(functools.partial(self._checkpoints, history))
+        saved, foreign = await self._thread.run(functools.partial(self._checkpoints, history))
         self._refuse(history, identity, resume=resume, foreign=foreign)
         begin = await self._first_offset() if history.start is None else history.start
         started = TrainerStarted(
@@ -158,10 +153,11 @@ class Trainer:
         # Another trainer may have decided since: only what lies before our own record is the past.
         history = History.of(await self._log.take_over(started))
         if saved is not None:
-            await self._heavy(lambda: self._learner.restore(saved.weights, saved.optimizer()))
+            await self._thread.run(lambda: self._learner.restore(saved.weights, saved.optimizer()))
             self._last, self._saved = saved.state, saved.state.step
         else:
-            self._last = fresh_state(self._config.run, begin)
+            self._last = fresh_state(self._config.run, begin, self._log.epoch)
+        self._digests = {number: step.digest for number, step in history.steps.items()}
         self._stand(history)
         log.info("run %s: epoch %d, step %d, %d recorded steps to make again", *self._where(history))
         if not self._assembler.catching_up:
@@ -171,12 +167,12 @@ class Trainer:
     async def _load(self) -> dict[str, str]:
         """Load the model and return what names it."""
         config = self._config
-        self._learner = await self._heavy(
+        self._learner = await self._thread.run(
             lambda: Learner(
                 config.model, config.algorithm, seed=config.seed, threads=config.threads, device=config.device
             )
         )
-        weights = await self._heavy(self._learner.weights)
+        weights = await self._thread.run(self._learner.weights)
         return {"tokenizer_digest": self._tokenizer, "model_digest": weights_digest(weights)}
 
     def _checkpoints(self, history: History) -> tuple[checkpoint.Checkpoint | None, bool]:
@@ -355,8 +351,9 @@ class Trainer:
             check_same(step, step.recorded)
         self._show(phase="training")
         asked = self._clock.monotonic()
-        metrics = await self._heavy(lambda: self._learn(step))
+        metrics = await self._thread.run(lambda: self._learn(step))
         took_s = self._clock.monotonic() - asked
+        self._digests[step.number] = step.digest
         self._last = TrainerState(
             run=self._config.run,
             epoch=self._log.epoch,
@@ -394,7 +391,7 @@ class Trainer:
             lag=lambda version: self._assembler.lag(version) - 1,
             vocabulary=self._learner.vocabulary,
         )
-        return self._learner.step(batch, self._cancelled.is_set)
+        return self._learner.step(batch, self._thread.given_up)
 
     # ---- what follows a step
 
@@ -403,14 +400,19 @@ class Trainer:
 
         def write() -> None:
             checkpoint.save(parent, state, self._learner.weights(), self._learner.optimizer_bytes())
-            checkpoint.prune(parent, self._config.checkpoints.keep)
+            limits, live = self._config.checkpoints, self._live
+            checkpoint.prune(parent, limits.keep, milestones=limits.milestones, own=state, live=live)
 
-        await self._heavy(write)
+        await self._thread.run(write)
         self._saved = state.step
+
+    def _live(self, state: TrainerState) -> bool:
+        """Tell whether a checkpoint is of this run as it is: not of another log, not of a step that was undone."""
+        return state.step == 0 or self._digests.get(state.step) == state.digest
 
     async def _publish_weights(self) -> None:
         step = self._assembler.steps
-        directory, digest = await self._heavy(lambda: self._announcer.write(step, self._learner.weights()))
+        directory, digest = await self._thread.run(lambda: self._announcer.write(step, self._learner.weights()))
         version = await self._announcer.announce(step, directory, digest)
         self._assembler.published(version, step)
         self._directory = str(directory)
@@ -462,19 +464,7 @@ class Trainer:
     async def close(self) -> None:
         """Give up connections and the learner's thread."""
         await self._log.close()
-        self._thread.shutdown(wait=False)
-
-    async def _heavy(self, work: Callable[[], T]) -> T:
-        """Run blocking work in the learner's thread, and never leave it running behind."""
-        future = asyncio.get_running_loop().run_in_executor(self._thread, work)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            self._cancelled.set()
-            await asyncio.wait({future})
-            with suppress(Interrupted):
-                await future
-            raise
+        self._thread.close()
 
     def _show(self, **changes: object) -> None:
         self._meter.now = replace(self._meter.now, **changes)  # type: ignore[arg-type]
@@ -493,10 +483,10 @@ def check_same(step: Step, recorded: StepDecided) -> None:
     )
 
 
-def fresh_state(run: str, start: int) -> TrainerState:
+def fresh_state(run: str, start: int, epoch: int) -> TrainerState:
     """Return the state before the first step of a run whose records begin at an offset."""
     return TrainerState(
-        run=run, epoch=-1, digest="", decisions=-1, assembler=AssemblerState(low=start, position=start, steps=0)
+        run=run, epoch=epoch, digest="", decisions=-1, assembler=AssemblerState(low=start, position=start, steps=0)
     )
 
 

@@ -1,5 +1,4 @@
 import asyncio
-import random
 from pathlib import Path
 
 import pytest
@@ -218,33 +217,6 @@ async def test_a_cancelled_run_drops_its_groups_and_the_trainer_says_what_it_wai
 
 
 # ---- going on
-
-
-@pytest.mark.parametrize("seed", range(10))
-async def test_a_trainer_killed_anywhere_is_resumed_to_the_same_decisions_and_weights(model, tmp_path, seed):
-    """Up to three deaths at random publications, before or after the record is in the log."""
-    draw = random.Random(seed)
-    calm = await memory_bus()
-    await record_trajectories(calm, seed=seed)
-    await train(run_config(tmp_path, model, "calm"), calm)
-
-    bus = await memory_bus()
-    await record_trajectories(bus, seed=seed)
-    config = run_config(tmp_path, model, "killed", checkpoints={"every": draw.choice([1, 1, 3])})
-    for death in range(3):
-        mortal = MortalBus(bus, draw.randint(1, 22), after=draw.random() < 0.5)
-        try:
-            await train(config, mortal, resume=death > 0)
-        except Killed:
-            continue
-        break
-    else:
-        await train(config, bus, resume=True)
-
-    assert told(await decisions(bus)) == told(await decisions(calm))
-    first = await accepted(bus)
-    live = [decision for _, decision in live_decisions(await decisions(bus))]
-    assert dispositions(first, first, live, has_trainer=True).violations == []
 
 
 async def test_a_killed_run_with_a_value_head_goes_on_to_the_same_weights(model, tmp_path):

@@ -60,8 +60,8 @@ def test_an_interrupted_save_leaves_nothing_that_counts(tmp_path):
     (half / "model.safetensors").write_bytes(b"w")
 
     assert checkpoint.latest(tmp_path).state.step == 1
-    checkpoint.prune(tmp_path, 1)
-    assert [path.name for path in tmp_path.iterdir()] == ["0-1"]
+    prune(tmp_path, keep=1)
+    assert names(tmp_path) == ["0-1"]
 
 
 def test_only_the_newest_are_kept(tmp_path):
@@ -69,9 +69,58 @@ def test_only_the_newest_are_kept(tmp_path):
     for step in range(1, 6):
         checkpoint.save(tmp_path, state(step), b"w", b"o")
 
-    checkpoint.prune(tmp_path, 2)
+    prune(tmp_path, keep=2)
 
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0-4", "0-5"]
+    assert names(tmp_path) == ["0-4", "0-5"]
+
+
+def test_milestones_are_kept_beside_the_newest(tmp_path):
+    """Every third step, for a rollback far back."""
+    for step in range(1, 9):
+        checkpoint.save(tmp_path, state(step), b"w", b"o")
+        prune(tmp_path, keep=1, milestones=3)
+
+    assert names(tmp_path) == ["0-3", "0-6", "0-8"]
+
+
+def test_a_step_that_was_saved_twice_is_one_step_and_the_newer_one_stays(tmp_path):
+    """A trainer that was killed again and again does not push the step before out."""
+    for step, epoch in ((1, 0), (2, 0), (2, 7), (2, 9)):
+        checkpoint.save(tmp_path, state(step, epoch), b"w", b"o")
+
+    prune(tmp_path, keep=2, epoch=9)
+
+    assert names(tmp_path) == ["0-1", "9-2"]
+
+
+def test_checkpoints_of_steps_that_were_undone_go_and_push_nothing_out(tmp_path):
+    """After a rollback from step 7 to 4 the newest is step 5 of the new branch, and 4 stays before it."""
+    for step in (4, 6, 7):
+        checkpoint.save(tmp_path, state(step, digest="undone" if step > 4 else "d"), b"w", b"o")
+    checkpoint.save(tmp_path, state(5, epoch=8), b"w", b"o")
+
+    prune(tmp_path, keep=2, epoch=8)
+
+    assert names(tmp_path) == ["0-4", "8-5"]
+
+
+def test_what_a_later_trainer_has_begun_to_write_is_left_alone(tmp_path):
+    """An older one that woke up prunes only behind itself."""
+    checkpoint.save(tmp_path, state(1, epoch=3), b"w", b"o")
+    for name in (".3-1.aa", ".12-2.bb"):
+        (tmp_path / name).mkdir()
+
+    prune(tmp_path, keep=1, epoch=3)
+
+    assert names(tmp_path) == [".12-2.bb", "3-1"]
+
+
+def prune(parent, *, keep, milestones=None, epoch=0):
+    checkpoint.prune(parent, keep, milestones=milestones, own=state(1, epoch), live=lambda found: found.digest == "d")
+
+
+def names(parent):
+    return sorted(path.name for path in parent.iterdir())
 
 
 def test_no_directory_is_no_checkpoint(tmp_path):

@@ -1,0 +1,189 @@
+"""Over one recorded log: a trainer that is killed anywhere and resumed decides and learns what an unkilled one does."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from mortal import Fate, MortalBus, SleepyBus, copy_log, mortal
+from synthetic_run import Killed, decisions, memory_bus, record_trajectories, run_config, small_model
+
+from infra.clock import SystemClock
+from infra.control import ControlView
+from schemas.control import Credit, PolicyVersion
+from schemas.decisions import GroupDropped, RunEnded, StepDecided, VersionPublished, live_decisions
+from schemas.topics import TRAJECTORIES
+from trainer import checkpoint, loop
+from trainer.decision_log import Fenced
+from trainer.replay import replay
+
+CLOCK = SystemClock()
+STEPS = 4
+SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed >= 4 else ()) for seed in range(24)]
+
+NAMED = {
+    "between decision and step": ("before a step's passes", 2, 2),
+    "between step and checkpoint": ("after a step's passes", 1, 2),
+    "half of a checkpoint's weights": ("half of model.safetensors in a checkpoint", 1, 1),
+    "half of a checkpoint's optimizer": ("half of optimizer.pt in a checkpoint", 1, 2),
+    "half of a checkpoint's digests": ("half of files.json in a checkpoint", 1, 2),
+    "a checkpoint and no version": ("half of model.safetensors in a version", 2, 1),
+    "a version written, not decided": ("before version", 2, 1),
+    "a version decided, not announced": ("after version", 3, 2),
+    "half of an old checkpoint removed": ("half a removal", 0, 1),
+    "the end decided, the credit open": ("after run_ended", 0, 2),
+}
+"""Moment -> (name of the instant, how many of that name pass before it, steps between two checkpoints)."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Return the directory of a small model."""
+    directory = tmp_path_factory.mktemp("model") / "m"
+    small_model(directory)
+    return directory
+
+
+class Calm:
+    """A run that nothing disturbed."""
+
+    def __init__(self, bus, config, instants):
+        self.bus, self.config, self.instants = bus, config, instants
+
+
+@pytest.fixture(scope="module")
+def calm(model, tmp_path_factory):
+    """A run to its end on a log, and how many instants it had."""
+
+    async def whole():
+        bus = await memory_bus()
+        await record_trajectories(bus, groups=24, seed=3)
+        config, fate = run_config(tmp_path_factory.mktemp("calm"), model, stop={"max_steps": STEPS}), Fate()
+        await train(config, bus, fate)
+        return Calm(bus, config, fate.passed)
+
+    return asyncio.run(whole())
+
+
+async def train(config, bus, fate, **options):
+    with mortal(fate):
+        async with asyncio.timeout(60):
+            return await loop.run(config, MortalBus(bus, fate), CLOCK, **options)
+
+
+async def same_log(calm):
+    """Return a bus that holds the trajectories of the calm run, and no decision."""
+    bus = await memory_bus()
+    copy_log(calm.bus, bus, TRAJECTORIES)
+    return bus
+
+
+def told(log):
+    """Return what the live decisions say, without who wrote them; an end that is said again is said once."""
+    said: list[tuple] = []
+    for _, decision in live_decisions(log):
+        match decision:
+            case StepDecided():
+                said.append((decision.step, decision.position, decision.digest, decision.advantage_digest))
+            case GroupDropped():
+                said.append((decision.group, decision.reason, decision.position, decision.members))
+            case VersionPublished():
+                said.append((decision.step, decision.version, decision.digest))
+            case RunEnded():
+                end = (decision.position, decision.step, decision.reason, decision.unused)
+                said += [end] if said[-1:] != [end] else []
+            case _:
+                pass
+    return said
+
+
+def learned(config):
+    """Return weights and optimizer of the last checkpoint."""
+    last = checkpoint.latest(config.checkpoints_directory)
+    return last.state.step, last.state.digest, last.weights.read_bytes(), last.optimizer()
+
+
+async def killed_and_resumed(config, bus, fates):
+    """Train until nobody dies any more; each trainer has the next fate."""
+    for life, fate in enumerate(fates):
+        try:
+            return await train(config, bus, fate, resume=life > 0)
+        except Killed:
+            continue
+    return await train(config, bus, Fate(), resume=True)
+
+
+async def assert_as_calm(calm, config, bus):
+    assert told(await decisions(bus)) == told(await decisions(calm.bus))
+    assert learned(config) == learned(calm.config)
+    assert (await replay(bus, CLOCK, config.run)).all_equal
+
+
+@pytest.mark.parametrize("what", NAMED)
+async def test_a_trainer_killed_at_the_worst_moments_goes_on_as_if_nothing_had_been(calm, model, tmp_path, what):
+    """Half of the moments with a checkpoint at every step, half with one at every second."""
+    when, skip, every = NAMED[what]
+    fate = Fate(when=when, skip=skip)
+    checkpoints = {"every": every, "keep": 1}
+    bus, config = await same_log(calm), run_config(tmp_path, model, stop={"max_steps": STEPS}, checkpoints=checkpoints)
+
+    await killed_and_resumed(config, bus, [fate])
+
+    assert fate.dead
+
+    await assert_as_calm(calm, config, bus)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_trainer_killed_anywhere_several_times_goes_on_as_if_nothing_had_been(calm, model, tmp_path, seed):
+    """The first death is anywhere; the next ones come early, so while its successors catch up."""
+    draw = random.Random(seed)
+    fates = [Fate(draw.randint(1, len(calm.instants)))]
+    fates += [Fate(draw.randint(1, 25)) for _ in range(draw.randint(0, 2))]
+    settings = {"every": draw.choice([1, 2, 3]), "keep": draw.choice([1, 2])}
+    bus, config = await same_log(calm), run_config(tmp_path, model, stop={"max_steps": STEPS}, checkpoints=settings)
+
+    await killed_and_resumed(config, bus, fates)
+
+    await assert_as_calm(calm, config, bus)
+
+
+# ---- an older trainer wakes up
+
+ASLEEP = {
+    "before its decision": ("step", False),
+    "behind its decision": ("step", True),
+    "before its version": ("version", False),
+    "behind its version": ("version", True),
+    "before it announces it": ("policy_version", False),
+    "before it gives credit": ("credit", False),
+}
+"""Where -> (the record that it is about to write or has written, which)."""
+
+
+@pytest.mark.parametrize("where", ASLEEP)
+async def test_a_trainer_that_wakes_up_after_another_took_over_changes_nothing(calm, model, tmp_path, where):
+    """It falls asleep in its second step; its successor ends the run; then it wakes and says why it ends."""
+    bus = await same_log(calm)
+    asleep = SleepyBus(bus, *ASLEEP[where])
+    old = asyncio.create_task(loop.run(run_config(tmp_path, model, "old", stop={"max_steps": STEPS}), asleep, CLOCK))
+    await asyncio.wait_for(asleep.sleeping.wait(), 60)
+    new = run_config(tmp_path, model, "new", stop={"max_steps": STEPS})
+    await train(new, bus, Fate(), resume=True)
+    before = told(await decisions(bus)), await announced(bus)
+
+    asleep.wake.set()
+    with pytest.raises(Fenced, match="took run 'r' over"):
+        await asyncio.wait_for(old, 60)
+
+    assert before == (told(await decisions(bus)), await announced(bus))
+    await assert_as_calm(calm, new, bus)
+
+
+async def announced(bus):
+    """Return what policy and feeder make of `control` now."""
+    view = ControlView(bus, CLOCK)
+    await view.start()
+    await view.close()
+    return view.get("policy/r", PolicyVersion), view.get("credit/r", Credit)
