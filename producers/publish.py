@@ -30,6 +30,9 @@ from schemas.topics import CONTROL, TASKS, TRAJECTORIES
 SHARED = ("seed", "samples", "budgets", "horizon", "max_sampled_tokens", "sampling", "paced")
 """Fields of a manifest that all samples of a run share."""
 
+STAMPED = ("horizon", "sampling.temperature")
+"""Of these, what the trainer of a paced run stamps on each group at admission: it may change from group to group."""
+
 
 def tasks_of(
     manifest: RunManifest,
@@ -119,7 +122,8 @@ def refuse_other(known: RunManifest, wanted: RunManifest) -> None:
     differing = []
     for name in SHARED:
         ours, theirs = _flat(name, getattr(wanted, name)), _flat(name, getattr(known, name))
-        differing += [f"{part} is {theirs[part]}, here {ours[part]}" for part in theirs if theirs[part] != ours[part]]
+        shared = [part for part in theirs if not (known.paced and wanted.paced and part in STAMPED)]
+        differing += [f"{part} is {theirs[part]}, here {ours[part]}" for part in shared if theirs[part] != ours[part]]
     if differing:
         paced = ". A run that is paced by a trainer takes tasks from `rollmill feeder` alone" if known.paced else ""
         raise ConfigError(

@@ -52,6 +52,19 @@ class Member(Part, frozen=True, kw_only=True):
     """Shaped reward as used in the step."""
 
 
+class ForkedFrom(Part, frozen=True, kw_only=True):
+    """A checkpoint of another run."""
+
+    run: str
+    """That run."""
+    epoch: int
+    """Epoch of the trainer that wrote the checkpoint."""
+    step: int
+    """Steps that had been made."""
+    weights: str
+    """SHA-256 of its weight file."""
+
+
 class TrainerStarted(Message, frozen=True, kw_only=True, tag="rollmill.trainer_started"):
     """A trainer takes the run over; the offset of this record is its epoch."""
 
@@ -63,6 +76,8 @@ class TrainerStarted(Message, frozen=True, kw_only=True, tag="rollmill.trainer_s
     """First offset of `trajectories` that belongs to the run, for replay."""
     step: int
     """Trainer steps already in the checkpoint that it resumes from."""
+    forked_from: ForkedFrom | None = None
+    """The checkpoint whose weights the run began with; none if it is nobody's fork."""
 
 
 class StepDecided(Message, frozen=True, kw_only=True, tag="rollmill.step"):

@@ -268,6 +268,19 @@ class CheckpointConfig(Frozen):
     """Published weight directories kept; the policy may still be loading the one before the last."""
 
 
+class Fork(Frozen):
+    """The checkpoint of another run whose weights this run begins with; written by `rollmill train --fork`."""
+
+    run: Annotated[str, Field(pattern=RUN_NAME)]
+    """That run."""
+    epoch: int
+    """Epoch of the trainer that wrote the checkpoint."""
+    step: int
+    """Steps that had been made."""
+    weights: str
+    """SHA-256 of its weight file."""
+
+
 class RunConfig(Frozen):
     """Everything the trainer needs to know."""
 
@@ -297,6 +310,8 @@ class RunConfig(Frozen):
     """What changes with the trainer's steps."""
     tasks: dict[str, Any] = {}
     """For the producer of the run's tasks; the trainer only records it."""
+    forked_from: Fork | None = None
+    """Where the weights in `model` come from, if this run is a fork of another one."""
 
     @property
     def versions_directory(self) -> Path:

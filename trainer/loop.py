@@ -16,6 +16,7 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from infra.bus import Bus, Reader, Record
 from infra.clock import Clock
@@ -23,7 +24,7 @@ from infra.errors import ConfigError, RollmillError
 from infra.inference.model_digest import TokenizerMissing, tokenizer_digest
 from infra.trajectories import read_trajectory, trajectories_of
 from infra.wire import Publisher
-from schemas.decisions import GroupDropped, RunEnded, StepDecided, TrainerStarted
+from schemas.decisions import ForkedFrom, GroupDropped, RunEnded, StepDecided, TrainerStarted
 from schemas.topics import CONTROL, METRICS, TRAJECTORIES
 from trainer import checkpoint
 from trainer.announce import Announcer
@@ -35,6 +36,7 @@ from trainer.history import History
 from trainer.learner import Learner, StepMetrics
 from trainer.learner_thread import LearnerThread
 from trainer.progress import Meter, Progress
+from trainer.resume import identity, refuse_changes
 from trainer.run_lock import RunLock
 from trainer.state import TrainerState
 from trainer.step_batch import step_batch
@@ -51,9 +53,6 @@ MAX_RECORDS = 64
 
 SAY_EVERY_S = 60.0
 """A trainer to which nothing comes says what it waits for this often, seconds."""
-
-FIXED = ("seed", "tokenizer_digest", "model_digest")
-"""What a resumed run must share with its beginning."""
 
 
 class OtherTokenizer(RollmillError):
@@ -139,16 +138,17 @@ class Trainer:
     async def take_over(self, *, resume: bool) -> None:
         """Become the run's trainer, and stand where its last checkpoint stood."""
         self._show(phase="starting")
-        identity = await self._load()
+        now = await self._load()
         history = History.of(await read_decisions(self._bus, self._clock, self._config.run))
         saved, foreign = await self._thread.run(functools.partial(self._checkpoints, history))
-        self._refuse(history, identity, resume=resume, foreign=foreign)
+        self._refuse(history, now, resume=resume, foreign=foreign)
         begin = await self._first_offset() if history.start is None else history.start
         started = TrainerStarted(
             run=self._config.run,
-            config={**self._config.model_dump(mode="json"), **identity},
+            config=now,
             start=begin,
             step=saved.state.step if saved else 0,
+            forked_from=origin(self._config),
         )
         # Another trainer may have decided since: only what lies before our own record is the past.
         history = History.of(await self._log.take_over(started))
@@ -164,8 +164,8 @@ class Trainer:
             await self._publish_weights()
             await self._grant()
 
-    async def _load(self) -> dict[str, str]:
-        """Load the model and return what names it."""
+    async def _load(self) -> dict[str, Any]:
+        """Load the model and return what the run is now."""
         config = self._config
         self._learner = await self._thread.run(
             lambda: Learner(
@@ -173,7 +173,7 @@ class Trainer:
             )
         )
         weights = await self._thread.run(self._learner.weights)
-        return {"tokenizer_digest": self._tokenizer, "model_digest": weights_digest(weights)}
+        return identity(config, self._tokenizer, weights_digest(weights))
 
     def _checkpoints(self, history: History) -> tuple[checkpoint.Checkpoint | None, bool]:
         """Return the checkpoint to go on from, and whether there are only those of another log; blocking."""
@@ -181,7 +181,7 @@ class Trainer:
         saved = checkpoint.latest(parent, history.holds)
         return saved, saved is None and checkpoint.latest(parent) is not None
 
-    def _refuse(self, history: History, identity: dict[str, str], *, resume: bool, foreign: bool) -> None:
+    def _refuse(self, history: History, now: dict[str, Any], *, resume: bool, foreign: bool) -> None:
         """Raise ConfigError if this configuration cannot go on from this history."""
         name, where = self._config.run, self._config.checkpoints_directory
         if history.started and not resume:
@@ -194,13 +194,10 @@ class Trainer:
                 f"{where} holds checkpoints whose steps are not in the log: this is another log, or another run's "
                 f"directory. Give the run a `directory` of its own, or the bootstrap address of its log"
             )
-        ours = {**identity, "seed": self._config.seed}
-        for key in FIXED if history.started else ():
-            if history.config.get(key) != ours[key]:
-                raise ConfigError(
-                    f"run {name!r} began with {key} = {history.config.get(key)!r}, now it is {ours[key]!r}: a run "
-                    f"cannot change it; start a new run"
-                )
+        if history.started:
+            changed = refuse_changes(name, history.config, now)
+            for key, (then, ours) in changed.items():
+                log.info("run %s goes on with another %s: %s, before %s", name, key, ours, then)
 
     def _stand(self, history: History) -> None:
         config = self._config
@@ -488,6 +485,11 @@ def fresh_state(run: str, start: int, epoch: int) -> TrainerState:
     return TrainerState(
         run=run, epoch=epoch, digest="", decisions=-1, assembler=AssemblerState(low=start, position=start, steps=0)
     )
+
+
+def origin(config: RunConfig) -> ForkedFrom | None:
+    """Return the checkpoint whose weights a run begins with, if it is a fork."""
+    return ForkedFrom(**config.forked_from.model_dump()) if config.forked_from else None
 
 
 def _tokenizer(config: RunConfig) -> str:

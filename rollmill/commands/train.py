@@ -1,4 +1,4 @@
-"""`rollmill train RUN.toml`: writes the run's manifest and trains; `--resume` goes on with a run."""
+"""`rollmill train RUN.toml`: trains a run from its manifest on; `--resume` goes on with one, `--fork` leaves it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from infra.service import INTERRUPTED, set_up_logging, until_stopped
 from infra.wire import Publisher
 from producers.publish import ensure_manifest
 from producers.sources import describe
-from rollmill import output
+from rollmill import output, toml
 from rollmill.manifest import manifest_of
 from stages.handlers.registry import handler
 from trainer.config import RunConfig, load_config
+from trainer.fork import RUN_FILE, fork
 from trainer.loop import RunResult
 from trainer.loop import run as run_trainer
 from trainer.progress import Progress
@@ -31,16 +32,31 @@ from trainer.progress import Progress
 @click.command("train")
 @click.argument("run_toml", type=click.Path(path_type=Path))
 @click.option("--resume", is_flag=True, help="Go on with a run that was started before.")
+@click.option("--fork", "fork_name", metavar="NEW_RUN", help="Begin a new run with this one's last checkpoint.")
 @output.preset_option
 @click.option("--run-set", "run_overrides", multiple=True, metavar="KEY=VALUE", help="Override a value of RUN.toml.")
 @output.json_option
 @output.config_options
 def command(
-    run_toml: Path, preset: str | None, resume: bool, run_overrides: tuple[str, ...], as_json: bool, config: Config
+    run_toml: Path,
+    preset: str | None,
+    resume: bool,
+    fork_name: str | None,
+    run_overrides: tuple[str, ...],
+    as_json: bool,
+    config: Config,
 ) -> None:
-    """Train a policy. The feeder, the stages and the policy run beside it: see `rollmill up`."""
+    """Train a policy. The feeder, the stages and the policy run beside it: see `rollmill up`.
+
+    What a run may change when it goes on with --resume is a table; an error shows it. A fork takes only the weights of
+    the run's last checkpoint: it has decisions and a RUN.toml of its own, which its feeder is given.
+    """
+    if resume and fork_name:
+        raise click.UsageError("--resume goes on with the run, --fork begins another one: give one of them")
     set_up_logging("WARNING" if as_json else "INFO")
-    result = output.run(_train(load_config(run_toml, run_overrides, preset), config, resume=resume))
+    run = load_config(run_toml, run_overrides, preset)
+    work = _train(run, config, resume=resume) if not fork_name else _fork(run, run_toml.parent, fork_name, config)
+    result = output.run(work)
     if result is None:
         raise SystemExit(INTERRUPTED)
     output.print_result(asdict(result), as_json, _show)
@@ -59,6 +75,33 @@ async def _train(run: RunConfig, config: Config, *, resume: bool) -> RunResult |
 
     await until_stopped(work())
     return result
+
+
+async def _fork(run: RunConfig, folder: Path, name: str, config: Config) -> RunResult | None:
+    """Make a fork of a run, then train it."""
+    async with connected(config.bus, client="trainer") as bus:
+        forked = await fork(anchored(run, folder), name, bus, SystemClock(), run_toml_of)
+    output.errors.print(
+        f"{name} begins with step {_step(forked)} of {run.run}: feed it by {forked.directory / RUN_FILE}"
+    )
+    return await _train(forked, config, resume=False)
+
+
+def anchored(run: RunConfig, folder: Path) -> RunConfig:
+    """Return the run with the file of its tasks by its whole path, so that it is found from any folder."""
+    jsonl = run.tasks.get("jsonl")
+    if jsonl is None:
+        return run
+    return run.model_copy(update={"tasks": {**run.tasks, "jsonl": str((folder / jsonl).resolve())}})
+
+
+def run_toml_of(run: RunConfig) -> str:
+    """Return a run's configuration as RUN.toml, without what has its default."""
+    return toml.dumps(run.model_dump(mode="json", exclude_defaults=True, exclude_none=True))
+
+
+def _step(forked: RunConfig) -> int:
+    return forked.forked_from.step if forked.forked_from else 0
 
 
 async def with_manifest(run: RunConfig, bus: Bus, clock: Clock) -> RunConfig:

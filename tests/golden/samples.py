@@ -22,6 +22,7 @@ from schemas.control import (
 )
 from schemas.decisions import (
     DropReason,
+    ForkedFrom,
     GroupDropped,
     Member,
     RunEnded,
@@ -159,7 +160,13 @@ SAMPLES: dict[str, Message] = {
     ),
     "rollmill.trajectory.cancelled": Trajectory(task=TASK, outcome=Cancelled(cause="by request"), stage="reaper"),
     "rollmill.trajectory.expired": Trajectory(task=TASK, outcome=Expired(cause="not started in time"), stage="init"),
-    "rollmill.trainer_started": TrainerStarted(run=RUN, config={"batch_groups": 8, "lr": 0.0003}, start=100, step=4),
+    "rollmill.trainer_started": TrainerStarted(
+        run=RUN,
+        config={"batch_groups": 8, "lr": 0.0003},
+        start=100,
+        step=4,
+        forked_from=ForkedFrom(run="before", epoch=3, step=60, weights="f" * 64),
+    ),
     "rollmill.step": StepDecided(
         run=RUN,
         epoch=12,
@@ -243,6 +250,7 @@ BEFORE_TURN_REWARDS = Completed(components={"door": 0.0, "format": -0.5}, reward
 OLDER: dict[str, Message] = {
     "rollmill.rollout.1": msgspec.structs.replace(SAMPLES["rollmill.rollout"], gradings=0),
     "rollmill.trajectory.1": msgspec.structs.replace(SAMPLES["rollmill.trajectory"], outcome=BEFORE_TURN_REWARDS),
+    "rollmill.trainer_started.1": msgspec.structs.replace(SAMPLES["rollmill.trainer_started"], forked_from=None),
 }
 """File name -> message that it means now: bytes of writers from before a field was added; logs still hold them."""
 

@@ -155,6 +155,18 @@ async def test_a_run_that_a_trainer_paces_takes_no_tasks_from_a_publisher(bus, c
     assert [] == await tasks(bus)
 
 
+async def test_what_a_trainer_stamps_on_each_group_may_change_in_a_paced_run(bus, clock):
+    """A resumed run has another horizon and temperature; everything else is still shared."""
+    publisher = Publisher(bus, clock, "trainer")
+    paced = msgspec.structs.replace(MANIFEST, paced=True)
+    written = await ensure_manifest(bus, clock, publisher, paced)
+    other = msgspec.structs.replace(paced, horizon=30, sampling=Sampling(top_k=5, temperature=0.25))
+
+    assert await ensure_manifest(bus, clock, publisher, other) == written
+    with pytest.raises(ConfigError, match="seed is 3, here 9"):
+        await ensure_manifest(bus, clock, publisher, msgspec.structs.replace(other, seed=9))
+
+
 class Racing(MemoryBus):
     """A log on which two write their manifests at the same moment: each has read that there is none."""
 
