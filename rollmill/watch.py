@@ -17,7 +17,16 @@ from infra.clock import Clock, wait_for
 from infra.errors import BusError, OffsetLost, WaitTimeout
 from infra.wire import unpack
 from schemas.codec import DecodeError
-from schemas.decisions import Decision, GroupDropped, RunEnded, StepDecided, TrainerStarted, VersionPublished
+from schemas.decisions import (
+    Branch,
+    Decision,
+    GroupDropped,
+    RunEnded,
+    StepDecided,
+    TrainerStarted,
+    VersionPublished,
+    undone_by,
+)
 from schemas.telemetry import EventKind, Metrics, StageEvent, StageEvents
 from schemas.topics import DECISIONS, EVENTS, METRICS
 
@@ -48,7 +57,7 @@ class RunState:
     version: int = 0
     """Last version announced."""
     kept: int = 0
-    """Groups trained on."""
+    """Groups trained on, in steps that were not undone."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Groups dropped, by reason."""
     ended: str | None = None
@@ -79,6 +88,8 @@ class RunWatch:
         self._epoch: int | None = None
         self._started: set[tuple[str, str, int, int]] = set()
         self._open: set[tuple[str, str, int, int]] = set()
+        self._groups: dict[int, int] = {}
+        """Live step -> groups trained on in it."""
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
@@ -135,7 +146,7 @@ class RunWatch:
                         self._take_event(event)
             case Metrics() if message.run == self._run:
                 self._take_metrics(message)
-            case StepDecided() | GroupDropped() | VersionPublished() | RunEnded() | TrainerStarted():
+            case StepDecided() | GroupDropped() | VersionPublished() | RunEnded() | TrainerStarted() | Branch():
                 if message.run == self._run and self._live(message, record.offset):
                     self._take_decision(message)
 
@@ -153,13 +164,19 @@ class RunWatch:
                 state.trainers += 1
             case StepDecided():
                 state.decided = decision.step
-                state.kept += len({member.group for member in decision.members})
+                self._groups[decision.step] = len({member.group for member in decision.members})
+                state.kept = sum(self._groups.values())
             case GroupDropped():
                 state.dropped[decision.reason.value] += 1
             case VersionPublished():
                 state.step, state.version = max(state.step, decision.step), decision.version
             case RunEnded():
                 state.ended = decision.reason
+            case Branch():
+                for step in undone_by(list(self._groups), decision):
+                    del self._groups[step]
+                state.decided, state.kept = decision.from_step, sum(self._groups.values())
+                state.step = min(state.step, decision.from_step)
 
     def _take_metrics(self, message: Metrics) -> None:
         for point in message.points:

@@ -3,7 +3,7 @@
 Every decision carries the epoch of its writer (the offset of its TrainerStarted) and the position in `trajectories` at
 which it was made. Readers ignore a decision whose epoch is not that of the last TrainerStarted before it: see
 `live_decisions`. A step is one record; what was merely read but not yet used is listed in it (`buffered`), so that
-no disposition is ever computed as a remainder.
+no disposition is ever computed as a remainder. A Branch undoes steps: see `undone_by`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class DropReason(StrEnum):
     NO_VARIANCE = "filtered"
     """All siblings succeeded alike: the group says nothing about which action was better."""
     STALE = "stale"
-    """Its tokens lag more than the run allows."""
+    """None of its tokens is young enough to be trained on."""
     INCOMPLETE = "incomplete"
     """Too few siblings completed."""
 
@@ -151,7 +151,20 @@ class RunEnded(Message, frozen=True, kw_only=True, tag="rollmill.run_ended"):
     """Accepted completed records before `position` that no decision has used."""
 
 
-Decision = TrainerStarted | StepDecided | GroupDropped | VersionPublished | RunEnded
+class Branch(Message, frozen=True, kw_only=True, tag="rollmill.branch"):
+    """The run goes on from an earlier step: later ones are undone, and their groups stay closed."""
+
+    run: str
+    """The run."""
+    epoch: int
+    """Epoch of the writer."""
+    from_step: int
+    """Last step that stays; 0 is the start. Live steps with a higher number, decided before this, are undone."""
+    position: int
+    """Next offset of `trajectories` up to which the undone steps had been decided."""
+
+
+Decision = TrainerStarted | StepDecided | GroupDropped | VersionPublished | RunEnded | Branch
 
 
 def live_decisions(log: Iterable[tuple[int, Decision]]) -> Iterator[tuple[int, Decision]]:
@@ -173,3 +186,8 @@ def live_decisions(log: Iterable[tuple[int, Decision]]) -> Iterator[tuple[int, D
         elif decision.epoch == epoch and decision not in written:
             written.add(decision)
             yield offset, decision
+
+
+def undone_by(steps: Iterable[int], branch: Branch) -> list[int]:
+    """Return which of the steps that were live before a branch it undoes."""
+    return [step for step in steps if step > branch.from_step]

@@ -12,12 +12,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from schemas.decisions import (
+    Branch,
     Decision,
     DropReason,
     GroupDropped,
     RunEnded,
     SampleRef,
     StepDecided,
+    TrainerStarted,
+    VersionPublished,
+    undone_by,
 )
 from schemas.outcome import Cancelled, Expired, Failed, Outcome
 
@@ -47,7 +51,7 @@ class Disposition(StrEnum):
     INCOMPLETE = "incomplete"
     """Its group was dropped: too few siblings completed."""
     ROLLED_BACK = "rolled_back"
-    """A step that used it was undone; no decision says that yet, so nothing is put here."""
+    """It is a member of a step that a branch has undone; its group stays closed."""
     UNREAD = "unread"
     """It has an outcome, behind the position up to which the trainer has accounted."""
     UNUSED = "unused"
@@ -71,11 +75,15 @@ class Ledger:
         return {name: count for name, count in found.items() if count}
 
 
-_DROPPED = {
+DROPPED = {
     DropReason.NO_VARIANCE: Disposition.FILTERED,
     DropReason.STALE: Disposition.STALE,
     DropReason.INCOMPLETE: Disposition.INCOMPLETE,
 }
+"""Where the samples of a dropped group are."""
+
+Use = tuple[Disposition, int]
+"""(place, offset of the record that the decision names)."""
 
 _ENDED: dict[type[Outcome], Disposition] = {
     Failed: Disposition.FAILED,
@@ -101,7 +109,10 @@ def dispositions(
         has_trainer: a trainer has started on the run.
     """
     ledger = Ledger()
-    used, position = _used(decisions, ledger)
+    uses = _Uses(ledger.violations)
+    for decision in decisions:
+        uses.take(decision)
+    used, position = {**uses.waiting, **uses.final}, uses.position
     wanted = dict.fromkeys(admitted)
     for key in wanted:
         use, record = used.pop(key, None), accepted.get(key)
@@ -118,9 +129,7 @@ def dispositions(
     return ledger
 
 
-def _place(
-    key: Key, record: tuple[int, Outcome], use: tuple[Disposition, int] | None, position: int, ledger: Ledger
-) -> Disposition | None:
+def _place(key: Key, record: tuple[int, Outcome], use: Use | None, position: int, ledger: Ledger) -> Disposition | None:
     offset, outcome = record
     ended = _ENDED.get(type(outcome))
     if ended is not None:
@@ -138,42 +147,51 @@ def _place(
     return place
 
 
-def _used(decisions: Iterable[Decision], ledger: Ledger) -> tuple[dict[Key, tuple[Disposition, int]], int]:
-    """Return sample -> (place, offset named), and the position up to which the trainer has accounted."""
-    final: dict[Key, tuple[Disposition, int]] = {}
-    waiting: dict[Key, tuple[Disposition, int]] = {}
-    position = 0
+class _Uses:
+    """What the live decisions say of samples, taken in log order."""
 
-    def settle(place: Disposition, refs: Iterable[SampleRef]) -> None:
-        for ref in refs:
-            key = (ref.group, ref.sample)
-            if key in final:
-                ledger.violations.append(f"{key}: {place} and {final[key][0]}")
-            final[key] = (place, ref.offset)
+    def __init__(self, violations: list[str]) -> None:
+        self.final: dict[Key, Use] = {}
+        self.waiting: dict[Key, Use] = {}
+        self.position = 0
+        self._violations = violations
+        self._steps: dict[int, list[Key]] = {}
+        """Live step -> its samples."""
 
-    def wait(place: Disposition, refs: Iterable[SampleRef]) -> None:
-        # Each list replaces the one before it: what it no longer names must have been used meanwhile.
-        waiting.clear()
-        for ref in refs:
-            key = (ref.group, ref.sample)
-            if key in final:
-                ledger.violations.append(f"{key}: {place} and {final[key][0]}")
-            waiting[key] = (place, ref.offset)
-
-    for decision in decisions:
+    def take(self, decision: Decision) -> None:
+        """Take the next live decision."""
         match decision:
             case StepDecided():
-                settle(
-                    Disposition.TRAINED,
-                    [SampleRef(group=m.group, sample=m.sample, offset=m.offset) for m in decision.members],
-                )
-                wait(Disposition.BUFFERED, decision.buffered)
-                position = decision.position
+                refs = [SampleRef(group=m.group, sample=m.sample, offset=m.offset) for m in decision.members]
+                self._settle(Disposition.TRAINED, refs)
+                self._steps[decision.step] = [(ref.group, ref.sample) for ref in refs]
+                self._wait(Disposition.BUFFERED, decision.buffered, decision.position)
             case GroupDropped():
-                settle(_DROPPED[decision.reason], decision.members)
+                self._settle(DROPPED[decision.reason], decision.members)
             case RunEnded():
-                wait(Disposition.UNUSED, decision.unused)
-                position = decision.position
-            case _:
+                self._wait(Disposition.UNUSED, decision.unused, decision.position)
+            case Branch():
+                for step in undone_by(list(self._steps), decision):
+                    for key in self._steps.pop(step):
+                        self.final[key] = (Disposition.ROLLED_BACK, self.final[key][1])
+            case TrainerStarted() | VersionPublished():
                 pass
-    return {**waiting, **final}, position
+
+    def _settle(self, place: Disposition, refs: Iterable[SampleRef]) -> None:
+        for ref in refs:
+            self._refuse_second(place, ref)
+            self.final[ref.group, ref.sample] = (place, ref.offset)
+
+    def _wait(self, place: Disposition, refs: Iterable[SampleRef], position: int) -> None:
+        # Each list replaces the one before it: what it no longer names must have been used meanwhile. That of an
+        # undone step stands until the next one: what waited then still waits.
+        self.waiting.clear()
+        self.position = position
+        for ref in refs:
+            self._refuse_second(place, ref)
+            self.waiting[ref.group, ref.sample] = (place, ref.offset)
+
+    def _refuse_second(self, place: Disposition, ref: SampleRef) -> None:
+        key = (ref.group, ref.sample)
+        if key in self.final:
+            self._violations.append(f"{key}: {place} and {self.final[key][0]}")

@@ -1,4 +1,4 @@
-"""The trainer as a process: `python -m trainer RUN.toml [--resume] [--set a.b=c] [--config FILE]`.
+"""The trainer as a process: `python -m trainer RUN.toml [--resume] [--rollback STEP] [--set a.b=c] [--config FILE]`.
 
 SIGTERM or SIGINT ends it at once and leaves everything to be resumed; a run that reaches its own end writes that down
 and exits with 0.
@@ -28,6 +28,7 @@ log = logging.getLogger("trainer")
 @click.command("trainer")
 @click.argument("path", metavar="RUN.toml", type=click.Path(path_type=Path))
 @click.option("--resume", is_flag=True, help="Go on with a run that was started before.")
+@click.option("--rollback", type=click.IntRange(0), metavar="STEP", help="Go on from this step; undo the later ones.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Overrides a value of RUN.toml.")
 @click.option("--config", "settings", type=click.Path(path_type=Path), help="TOML file with the settings of the log.")
 @click.option("--bootstrap", help="Addresses of the Kafka brokers; before `bus.bootstrap`.")
@@ -43,6 +44,7 @@ def command(
     blobs: str | None,
     *,
     resume: bool,
+    rollback: int | None,
     as_json: bool,
 ) -> None:
     """Train the run of RUN.toml."""
@@ -55,7 +57,8 @@ def command(
         async with connected(load(settings, bus_overrides).bus, client="trainer") as bus:
 
             async def train() -> None:
-                result = await loop.run(config, bus, SystemClock(), resume=resume, on_progress=step_logger())
+                say = step_logger()
+                result = await loop.run(config, bus, SystemClock(), resume=resume, rollback=rollback, on_progress=say)
                 if as_json:
                     click.echo(json.dumps(asdict(result)))
                 else:

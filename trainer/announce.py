@@ -1,8 +1,8 @@
 """Makes a step's weights known: a directory, then a decision, then the policy's control record.
 
 Version numbers are never used twice for different weights: weights made again with the same digest keep their number,
-others get the next one. The decision comes before the announcement, so that no token carries a version that
-`decisions` does not map to its step.
+others get the next one, and so does everything after a branch. The decision comes before the announcement, so that no
+token carries a version that `decisions` does not map to its step.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Announcer:
         directory: Path,
         keep: int,
         known: Iterable[VersionPublished],
+        next_version: int,
     ) -> None:
         """Set up from what was announced before.
 
@@ -42,7 +43,8 @@ class Announcer:
             model: the model directory whose other files every version carries.
             directory: where versions are written.
             keep: versions kept there.
-            known: versions in the run's decisions.
+            known: versions that keep their number when they are made again.
+            next_version: the first number that was never used.
         """
         self._log = log
         self._publisher = publisher
@@ -51,13 +53,12 @@ class Announcer:
         self._directory = directory
         self._keep = keep
         self._numbers = {(v.step, v.digest): v.version for v in known}
+        self._next = next_version
 
     def number(self, step: int, digest: str) -> tuple[int, bool]:
         """Return the version number of weights, and whether it is new."""
         known = self._numbers.get((step, digest))
-        if known is not None:
-            return known, False
-        return max(self._numbers.values(), default=-1) + 1, True
+        return (self._next, True) if known is None else (known, False)
 
     def write(self, step: int, weights: bytes) -> tuple[Path, str]:
         """Write the weights of a step to their directory; blocking. Return it and the digest."""
@@ -78,6 +79,7 @@ class Announcer:
                 VersionPublished(run=self._run, epoch=self._log.epoch, step=step, version=version, digest=digest)
             )
             self._numbers[step, digest] = version
+            self._next = version + 1
         else:
             await self._log.check()
         await self._publisher.publish(

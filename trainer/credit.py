@@ -28,6 +28,7 @@ def credit(
     step: int,
     versions: Mapping[int, int],
     curriculum: CurriculumConfig = CONSTANT,
+    lowest_version: int = 0,
     closed: bool = False,
 ) -> Credit:
     """Return what the feeder may do now.
@@ -40,6 +41,7 @@ def credit(
         step: steps made.
         versions: version -> step that made it.
         curriculum: what is stamped, where that changes with the steps.
+        lowest_version: what sampled before it is of a line that was left.
         closed: no more groups are wanted.
     """
     stamped = stamp(algorithm, curriculum, step)
@@ -49,7 +51,7 @@ def credit(
         epoch=epoch,
         admit_up_to=resolved + (algorithm.max_lag + 1) * algorithm.groups,
         # The newest version of the oldest step that may still sample: a version that was made again has a new number.
-        min_version=max((version for version, made_by in versions.items() if made_by == oldest), default=0),
+        min_version=max([lowest_version, *(version for version, made_by in versions.items() if made_by == oldest)]),
         horizon=stamped.horizon,
         temperature=stamped.temperature,
         closed=closed,

@@ -86,6 +86,8 @@ class Script(NamedTuple):
     """Step number -> the decision."""
     drops: Mapping[str, DropReason] = {}
     """Group -> why it was dropped."""
+    closed_from: Mapping[str, int] = {}
+    """Group of a step that was undone -> steps after which it is closed."""
 
 
 class AssemblerState(Part, frozen=True, kw_only=True):
@@ -330,6 +332,9 @@ class GroupAssembler:
         again = self.position <= self._decides_from
         if group.completed and not again:
             self.recent.append(group.success)
+        if self._is_undone(group.id):
+            self._close(group)
+            return []
         reason = self._reason_to_drop(group)
         if reason is None:
             self._kept[group.id] = group
@@ -337,6 +342,11 @@ class GroupAssembler:
         self._close(group)
         recorded = group.id in self._script.drops
         return [Dropped(group=group, reason=reason, position=self.position, recorded=recorded)]
+
+    def _is_undone(self, group: str) -> bool:
+        """Tell whether a group was used by a step that was undone, and the step that it was undone from is made."""
+        closed_from = self._script.closed_from.get(group)
+        return closed_from is not None and self.steps >= closed_from
 
     def _reason_to_drop(self, group: Group) -> DropReason | None:
         if group.id in self._script.drops:
@@ -377,7 +387,8 @@ class GroupAssembler:
 
     def _step(self, groups: list[Group], recorded: StepDecided | None) -> Step:
         self.steps += 1
-        for group in groups:
+        undone = [group for group in self._kept.values() if self._is_undone(group.id)]
+        for group in (*groups, *undone):
             del self._kept[group.id]
             self._close(group)
         return Step(

@@ -1,7 +1,9 @@
 """What a run has decided so far, read from its `decisions`: pure.
 
 Only live decisions enter (`schemas.decisions.live_decisions`): those of a trainer that was replaced before it wrote
-them do not count. A step number occurs once; a resumed trainer goes on behind the last one.
+them do not count. A resumed trainer goes on behind the last step. A Branch undoes steps: only those that stay are
+here, so a step number occurs once; what is left of the others is that their groups stay closed, the drops decided
+meanwhile stay decided, and the numbers of their versions stay used.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any
 
 from infra.errors import RollmillError
 from schemas.decisions import (
+    Branch,
     Decision,
     GroupDropped,
     RunEnded,
@@ -19,6 +22,7 @@ from schemas.decisions import (
     TrainerStarted,
     VersionPublished,
     live_decisions,
+    undone_by,
 )
 from trainer.groups import Script
 from trainer.state import TrainerState
@@ -31,25 +35,42 @@ class History:
     started: dict[int, TrainerStarted] = field(default_factory=dict)
     """Epoch -> who took over, oldest first."""
     steps: dict[int, StepDecided] = field(default_factory=dict)
-    """Step number -> decision."""
+    """Step number -> decision, of the steps that were not undone."""
     drops: dict[str, GroupDropped] = field(default_factory=dict)
     """Group -> decision."""
     versions: list[VersionPublished] = field(default_factory=list)
+    """In log order, those of undone steps too: their numbers are used."""
+    branches: list[Branch] = field(default_factory=list)
     """In log order."""
+    closed_from: dict[str, int] = field(default_factory=dict)
+    """Group of an undone step -> the step from which on it is closed: the lowest one that the run went on from."""
+    settled: set[str] = field(default_factory=set)
+    """Groups dropped while later undone steps were live: by their lags, which nobody can find again."""
     ended: RunEnded | None = None
     """The end, unless a trainer has started since."""
     last_offset: int = -1
     """Offset of the last of them."""
+    _offsets: dict[int, int] = field(default_factory=dict)
+    """Step number -> offset of its decision."""
+    _dropped_at: dict[str, int] = field(default_factory=dict)
+    """Group -> offset of its drop."""
+    _undone: set[int] = field(default_factory=set)
+    """Versions made by steps that were undone."""
+    _undone_steps: set[tuple[int, str]] = field(default_factory=set)
+    """(number, digest) of steps that were undone."""
+    _since_branch: int = 0
+    """How many versions were there at the last branch."""
 
     @classmethod
     def of(cls, records: Iterable[tuple[int, Decision]]) -> History:
         """Return the history in all (offset, decision) of a run, live or not."""
         history = cls()
         for offset, decision in live_decisions(records):
-            history._add(offset, decision)
+            history.add(offset, decision)
         return history
 
-    def _add(self, offset: int, decision: Decision) -> None:
+    def add(self, offset: int, decision: Decision) -> None:
+        """Take the next live decision."""
         self.last_offset = offset
         match decision:
             case TrainerStarted():
@@ -60,12 +81,30 @@ class History:
                 if self.steps.get(decision.step, decision) != decision:
                     raise RollmillError(f"step {decision.step} is decided twice in `decisions`, again at {offset}")
                 self.steps[decision.step] = decision
+                self._offsets[decision.step] = offset
             case GroupDropped():
                 self.drops[decision.group] = decision
+                self._dropped_at[decision.group] = offset
             case VersionPublished():
                 self.versions.append(decision)
             case RunEnded():
                 self.ended = decision
+            case Branch():
+                self._branch(decision)
+
+    def _branch(self, branch: Branch) -> None:
+        stays = branch.from_step
+        self.branches.append(branch)
+        for group in self.closed_from:
+            self.closed_from[group] = min(self.closed_from[group], stays)
+        for number in undone_by(list(self.steps), branch):
+            step = self.steps.pop(number)
+            self._undone_steps.add((number, step.digest))
+            self.closed_from.update(dict.fromkeys((member.group for member in step.members), stays))
+        decided = self._offsets.get(stays, -1)
+        self.settled |= {group for group, offset in self._dropped_at.items() if offset > decided}
+        self._undone |= {v.version for v in self.versions if v.step > stays}
+        self._since_branch = len(self.versions)
 
     @property
     def start(self) -> int | None:
@@ -79,16 +118,54 @@ class History:
 
     @property
     def made_by(self) -> dict[int, int]:
-        """Version -> step that made it."""
-        return {v.version: v.step for v in self.versions}
+        """Version -> step that made it. Weights of undone steps are of another line, at no distance from this one."""
+        return {v.version: v.step for v in self.versions if v.version not in self._undone}
+
+    @property
+    def position(self) -> int:
+        """Offset of `trajectories` up to which something was decided, by steps that are undone too."""
+        decided: list[StepDecided | GroupDropped | Branch] = [
+            *self.steps.values(),
+            *self.drops.values(),
+            *self.branches,
+        ]
+        return max((decision.position for decision in decided), default=self.start or 0)
+
+    @property
+    def reusable(self) -> list[VersionPublished]:
+        """Versions that keep their number if the same weights are made again: those since the last branch.
+
+        After a branch even weights that stay get a new number: whoever waits for it does not take undone ones.
+        """
+        return self.versions[self._since_branch :]
+
+    @property
+    def lowest_version(self) -> int:
+        """Lowest version that may sample for this run now: the first one after the last branch."""
+        return max((v.version for v in self.versions[: self._since_branch]), default=-1) + 1
+
+    @property
+    def next_version(self) -> int:
+        """The first number that was never used."""
+        return max((v.version for v in self.versions), default=-1) + 1
 
     def holds(self, state: TrainerState) -> bool:
         """Tell whether a checkpoint's last step is the one that the log names: otherwise it is of another log."""
         return state.step == 0 or (state.step in self.steps and self.steps[state.step].digest == state.digest)
+
+    def knows(self, state: TrainerState) -> bool:
+        """Tell whether a checkpoint is of this log, be its step undone."""
+        return self.holds(state) or (state.step, state.digest) in self._undone_steps
+
+    @property
+    def last_step(self) -> int:
+        """Number of the last step that was not undone."""
+        return max(self.steps, default=0)
 
     def script(self, after: int) -> Script:
         """Return the decisions that a trainer which has made `after` steps must make again."""
         return Script(
             steps={number: step for number, step in self.steps.items() if number > after},
             drops={group: drop.reason for group, drop in self.drops.items()},
+            closed_from=self.closed_from,
         )

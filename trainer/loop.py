@@ -12,7 +12,6 @@ one thread of its own (`learner_thread.py`), so that the log's connection lives 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,23 +19,24 @@ from typing import Any
 
 from infra.bus import Bus, Reader, Record
 from infra.clock import Clock
-from infra.errors import ConfigError, RollmillError
-from infra.inference.model_digest import TokenizerMissing, tokenizer_digest
+from infra.errors import RollmillError
 from infra.trajectories import read_trajectory, trajectories_of
 from infra.wire import Publisher
-from schemas.decisions import ForkedFrom, GroupDropped, RunEnded, StepDecided, TrainerStarted
+from schemas.decisions import Branch, GroupDropped, RunEnded, StepDecided, TrainerStarted
 from schemas.topics import CONTROL, METRICS, TRAJECTORIES
 from trainer import checkpoint
 from trainer.announce import Announcer
+from trainer.beginning import Intent, find_checkpoint, fresh_state, origin, refuse, tokenizer_of
+from trainer.checkpoint import Checkpoint
 from trainer.config import RunConfig
 from trainer.credit import credit
 from trainer.decision_log import DecisionLog, read_decisions
-from trainer.groups import AssemblerState, Dropped, Event, GroupAssembler, GroupRules, Step
+from trainer.groups import Dropped, Event, GroupAssembler, GroupRules, Step
 from trainer.history import History
 from trainer.learner import Learner, StepMetrics
 from trainer.learner_thread import LearnerThread
 from trainer.progress import Meter, Progress
-from trainer.resume import identity, refuse_changes
+from trainer.resume import identity
 from trainer.run_lock import RunLock
 from trainer.state import TrainerState
 from trainer.step_batch import step_batch
@@ -81,6 +81,7 @@ async def run(
     clock: Clock,
     *,
     resume: bool = False,
+    rollback: int | None = None,
     stop: asyncio.Event | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> RunResult:
@@ -91,6 +92,7 @@ async def run(
         bus: the log, connected.
         clock: for limits and rates.
         resume: go on with a run that was started before; without it such a run is refused.
+        rollback: go on with it from this step, and undo the later ones.
         stop: ends the run in good order when set.
         on_progress: told what changes.
 
@@ -101,7 +103,7 @@ async def run(
     with RunLock(config.directory):
         trainer = Trainer(config, bus, clock, on_progress)
         try:
-            await trainer.take_over(resume=resume)
+            await trainer.take_over(Intent(resume=resume or rollback is not None, rollback=rollback))
             reason = await trainer.train(stop or asyncio.Event())
             return await trainer.end(reason)
         finally:
@@ -124,8 +126,9 @@ class Trainer:
         self._log = DecisionLog(bus, clock, self._publisher, config.run)
         self._meter = Meter(clock, Progress(run=config.run, max_steps=config.stop.max_steps))
         self._thread = LearnerThread()
-        self._tokenizer = _tokenizer(config)
+        self._tokenizer = tokenizer_of(config)
         self._granted = -1
+        self._lowest_version = 0
         self._last = fresh_state(config.run, config.start, -1)
         self._saved = -1
         self._digests: dict[int, str] = {}
@@ -135,13 +138,13 @@ class Trainer:
 
     # ---- beginning
 
-    async def take_over(self, *, resume: bool) -> None:
+    async def take_over(self, intent: Intent) -> None:
         """Become the run's trainer, and stand where its last checkpoint stood."""
         self._show(phase="starting")
         now = await self._load()
         history = History.of(await read_decisions(self._bus, self._clock, self._config.run))
-        saved, foreign = await self._thread.run(functools.partial(self._checkpoints, history))
-        self._refuse(history, now, resume=resume, foreign=foreign)
+        saved = await self._thread.run(lambda: find_checkpoint(self._config, history, intent.rollback))
+        await self._thread.run(lambda: refuse(self._config, history, now, intent, saved))
         begin = await self._first_offset() if history.start is None else history.start
         started = TrainerStarted(
             run=self._config.run,
@@ -152,14 +155,10 @@ class Trainer:
         )
         # Another trainer may have decided since: only what lies before our own record is the past.
         history = History.of(await self._log.take_over(started))
-        if saved is not None:
-            await self._thread.run(lambda: self._learner.restore(saved.weights, saved.optimizer()))
-            self._last, self._saved = saved.state, saved.state.step
-        else:
-            self._last = fresh_state(self._config.run, begin, self._log.epoch)
-        self._digests = {number: step.digest for number, step in history.steps.items()}
-        self._stand(history)
-        log.info("run %s: epoch %d, step %d, %d recorded steps to make again", *self._where(history))
+        await self._branch(history, intent.rollback)
+        if saved is not None and not history.holds(saved.state):
+            saved = await self._thread.run(lambda: find_checkpoint(self._config, history))
+        await self._restore(history, saved, begin)
         if not self._assembler.catching_up:
             await self._publish_weights()
             await self._grant()
@@ -175,29 +174,25 @@ class Trainer:
         weights = await self._thread.run(self._learner.weights)
         return identity(config, self._tokenizer, weights_digest(weights))
 
-    def _checkpoints(self, history: History) -> tuple[checkpoint.Checkpoint | None, bool]:
-        """Return the checkpoint to go on from, and whether there are only those of another log; blocking."""
-        parent = self._config.checkpoints_directory
-        saved = checkpoint.latest(parent, history.holds)
-        return saved, saved is None and checkpoint.latest(parent) is not None
+    async def _branch(self, history: History, rollback: int | None) -> None:
+        """Undo the steps behind the one to go on from; nothing is written if there are none."""
+        if rollback is None:
+            return
+        if history.last_step <= rollback:
+            log.info("run %s: no step lies behind step %d, so there is nothing to undo", self._config.run, rollback)
+            return
+        branch = Branch(run=self._config.run, epoch=self._log.epoch, from_step=rollback, position=history.position)
+        history.add(await self._log.write(branch), branch)
 
-    def _refuse(self, history: History, now: dict[str, Any], *, resume: bool, foreign: bool) -> None:
-        """Raise ConfigError if this configuration cannot go on from this history."""
-        name, where = self._config.run, self._config.checkpoints_directory
-        if history.started and not resume:
-            raise ConfigError(
-                f"run {name!r} has been started before ({len(history.steps)} steps decided): give --resume to go on "
-                f"with it, or another name in `run`"
-            )
-        if foreign:
-            raise ConfigError(
-                f"{where} holds checkpoints whose steps are not in the log: this is another log, or another run's "
-                f"directory. Give the run a `directory` of its own, or the bootstrap address of its log"
-            )
-        if history.started:
-            changed = refuse_changes(name, history.config, now)
-            for key, (then, ours) in changed.items():
-                log.info("run %s goes on with another %s: %s, before %s", name, key, ours, then)
+    async def _restore(self, history: History, saved: Checkpoint | None, begin: int) -> None:
+        if saved is not None:
+            await self._thread.run(lambda: self._learner.restore(saved.weights, saved.optimizer()))
+            self._last, self._saved = saved.state, saved.state.step
+        else:
+            self._last = fresh_state(self._config.run, begin, self._log.epoch)
+        self._digests = {number: step.digest for number, step in history.steps.items()}
+        self._stand(history)
+        log.info("run %s: epoch %d, step %d, %d recorded steps to make again", *self._where(history))
 
     def _stand(self, history: History) -> None:
         config = self._config
@@ -214,8 +209,10 @@ class Trainer:
             model=config.model,
             directory=config.versions_directory,
             keep=config.checkpoints.keep_versions,
-            known=history.versions,
+            known=history.reusable,
+            next_version=history.next_version,
         )
+        self._lowest_version = history.lowest_version
         self._show(step=self._assembler.steps)
 
     def _where(self, history: History) -> tuple[str, int, int, int]:
@@ -427,6 +424,7 @@ class Trainer:
             step=self._assembler.steps,
             versions=self._assembler.versions,
             curriculum=self._config.curriculum,
+            lowest_version=self._lowest_version,
             closed=closed,
         )
         await self._publisher.publish(CONTROL, now)
@@ -478,22 +476,3 @@ def check_same(step: Step, recorded: StepDecided) -> None:
         f"step {step.number} cannot be made again as it was recorded; first difference: {first}. If the reward's "
         f"shaping or the estimator was changed, change it back until the recorded steps are made"
     )
-
-
-def fresh_state(run: str, start: int, epoch: int) -> TrainerState:
-    """Return the state before the first step of a run whose records begin at an offset."""
-    return TrainerState(
-        run=run, epoch=epoch, digest="", decisions=-1, assembler=AssemblerState(low=start, position=start, steps=0)
-    )
-
-
-def origin(config: RunConfig) -> ForkedFrom | None:
-    """Return the checkpoint whose weights a run begins with, if it is a fork."""
-    return ForkedFrom(**config.forked_from.model_dump()) if config.forked_from else None
-
-
-def _tokenizer(config: RunConfig) -> str:
-    try:
-        return tokenizer_digest(config.model)
-    except TokenizerMissing as error:
-        raise ConfigError(str(error)) from error

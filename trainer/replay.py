@@ -4,7 +4,8 @@ Reads `decisions` and `trajectories` of a run, nothing else: no control record, 
 is equal if the batch and its advantages are the same to the bit, decided at the same position; advantages that need
 the model (PPO) have no digest and are not compared, which the report says. After a step that differs, replay goes on
 from what was recorded, so that each step is judged for itself. When a run was resumed with other rules, the drops of
-the trainer before are obeyed, as the trainer that resumed did.
+the trainer before are obeyed, as the trainer that resumed did. Steps that a branch has undone are not made again; their
+groups are closed from the branch on, and drops decided beside them are obeyed.
 """
 
 from __future__ import annotations
@@ -219,12 +220,15 @@ class _Replay:
     def _assembler(self, state: AssemblerState) -> GroupAssembler:
         first = next(iter(self._algorithms.values()))
         return GroupAssembler(
-            GroupRules.of(first), state, script=Script(drops=self._obeyed()), versions=self._history.made_by
+            GroupRules.of(first),
+            state,
+            script=Script(drops=self._obeyed(), closed_from=self._history.closed_from),
+            versions=self._history.made_by,
         )
 
     def _obeyed(self) -> dict[str, DropReason]:
-        """Return the drops that were decided under other rules than the step after them."""
-        obeyed = {}
+        """Return the drops that were decided under other rules than the step after them, or beside undone steps."""
+        obeyed = {group: self._history.drops[group].reason for group in self._history.settled}
         for group, drop in self._history.drops.items():
             later = [s for s in self._history.steps.values() if s.position >= drop.position]
             step = min(later, key=lambda s: s.step, default=None)

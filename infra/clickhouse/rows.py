@@ -18,6 +18,7 @@ from infra.bus import Record
 from infra.wire import Received
 from schemas.batch import content_hash
 from schemas.decisions import (
+    Branch,
     Decision,
     GroupDropped,
     RunEnded,
@@ -25,6 +26,7 @@ from schemas.decisions import (
     TrainerStarted,
     VersionPublished,
 )
+from schemas.dispositions import DROPPED
 from schemas.messages import MAX_TIME_MS, Task, Trajectory
 from schemas.outcome import Cancelled, Completed, Expired, Failed
 from schemas.telemetry import Metrics, StageEvents
@@ -361,7 +363,7 @@ def decision_rows(received: Received[Decision]) -> Rows:
     decision, record = received.message, received.record
     named = list(_named_samples(decision))
     settled = sum(place not in {"buffered", "unused"} for place, *_ in named)
-    step = getattr(decision, "step", 0)
+    step = decision.from_step if isinstance(decision, Branch) else getattr(decision, "step", 0)
     # A trainer's start has no epoch in it: its own offset is the epoch.
     epoch = record.offset if isinstance(decision, TrainerStarted) else decision.epoch
     row = (
@@ -508,6 +510,8 @@ def _decision_kind(decision: Decision) -> str:
             return "version"
         case RunEnded():
             return "ended"
+        case Branch():
+            return "branch"
 
 
 def _decision_reason(decision: Decision) -> str:
@@ -530,7 +534,7 @@ def _named_samples(decision: Decision) -> Iterable[tuple[str, str, int, int, flo
                 yield ("buffered", ref.group, ref.sample, ref.offset, 0.0, "")
         case GroupDropped():
             for ref in decision.members:
-                yield (decision.reason.value, ref.group, ref.sample, ref.offset, 0.0, "")
+                yield (DROPPED[decision.reason].value, ref.group, ref.sample, ref.offset, 0.0, "")
         case RunEnded():
             for ref in decision.unused:
                 yield ("unused", ref.group, ref.sample, ref.offset, 0.0, "")

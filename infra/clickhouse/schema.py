@@ -17,8 +17,8 @@ from infra.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-VERSION = 2
-"""Version of `schema.sql`; raise it with every change to the tables."""
+VERSION = 3
+"""Version of `schema.sql`; raise it with every change, so that no older program puts its own views in place."""
 
 _FILE = Path(__file__).with_name("schema.sql")
 

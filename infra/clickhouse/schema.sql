@@ -140,9 +140,9 @@ SETTINGS non_replicated_deduplication_window = 10000;
 -- What the trainer wrote down: one row per record of `decisions`, also fenced ones (see `placed`).
 CREATE TABLE IF NOT EXISTS decisions (
     run LowCardinality(String),
-    kind LowCardinality(String),               -- started, step, dropped, version, ended
+    kind LowCardinality(String),               -- started, step, dropped, version, ended, branch
     epoch UInt64,
-    step UInt64,
+    step UInt64,                               -- of a branch: the last one that stays
     position UInt64,                           -- next offset of `trajectories` when it was made
     `group` String,                            -- of a dropped group
     reason LowCardinality(String),
@@ -284,9 +284,9 @@ WITH
     -- twice after a lost acknowledgement: the repeat says nothing new.
     (SELECT groupArray(kafka_offset) FROM decided WHERE kind = 'started') AS starts,
     live AS (
-        SELECT kind, position, first_offset AS kafka_offset
+        SELECT kind, step, position, first_offset AS kafka_offset
         FROM (
-            SELECT kind, position, min(kafka_offset) AS first_offset
+            SELECT kind, step, position, min(kafka_offset) AS first_offset
             FROM decided
             WHERE kind != 'started'
                 AND has(starts, epoch)
@@ -295,7 +295,10 @@ WITH
             GROUP BY kind, epoch, step, position, `group`, reason, version, digest, advantage_digest
         )
     ),
-    -- The last step, or the end, says what waits and up to where the trainer has accounted for everything.
+    -- A branch undoes the steps behind the one it names: their samples are rolled back, and their groups stay closed.
+    (SELECT groupArray((kafka_offset, step)) FROM live WHERE kind = 'branch') AS branches,
+    -- The last step, or the end, says what waits and up to where the trainer has accounted for everything. That of an
+    -- undone step stands until the next one: what waited then still waits.
     (SELECT max(kafka_offset) FROM live WHERE kind IN ('step', 'ended')) AS last_account,
     (SELECT argMax(position, kafka_offset) FROM live WHERE kind IN ('step', 'ended')) AS accounted_to,
     named AS (
@@ -303,7 +306,14 @@ WITH
             `group`,
             sample,
             uniqExactIf(kafka_offset, place NOT IN ('buffered', 'unused')) AS settled,
-            argMin(place, (place IN ('buffered', 'unused'), kafka_offset)) AS named_place,
+            argMin(
+                if(
+                    place = 'trained' AND arrayExists(b -> b.1 > kafka_offset AND b.2 < step, branches),
+                    'rolled_back',
+                    place
+                ),
+                (place IN ('buffered', 'unused'), kafka_offset)
+            ) AS named_place,
             argMin(trajectory_offset, (place IN ('buffered', 'unused'), kafka_offset)) AS named_offset
         FROM decision_samples
         WHERE run = {run:String}

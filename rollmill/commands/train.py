@@ -32,6 +32,9 @@ from trainer.progress import Progress
 @click.command("train")
 @click.argument("run_toml", type=click.Path(path_type=Path))
 @click.option("--resume", is_flag=True, help="Go on with a run that was started before.")
+@click.option(
+    "--rollback", type=click.IntRange(0), metavar="STEP", help="Go on with the run from this step; undo the later ones."
+)
 @click.option("--fork", "fork_name", metavar="NEW_RUN", help="Begin a new run with this one's last checkpoint.")
 @output.preset_option
 @click.option("--run-set", "run_overrides", multiple=True, metavar="KEY=VALUE", help="Override a value of RUN.toml.")
@@ -41,6 +44,7 @@ def command(
     run_toml: Path,
     preset: str | None,
     resume: bool,
+    rollback: int | None,
     fork_name: str | None,
     run_overrides: tuple[str, ...],
     as_json: bool,
@@ -49,20 +53,27 @@ def command(
     """Train a policy. The feeder, the stages and the policy run beside it: see `rollmill up`.
 
     What a run may change when it goes on with --resume is a table; an error shows it. A fork takes only the weights of
-    the run's last checkpoint: it has decisions and a RUN.toml of its own, which its feeder is given.
+    the run's last checkpoint: it has decisions and a RUN.toml of its own, which its feeder is given. After a rollback
+    the samples of undone steps count as rolled back, and are not trained on again.
     """
-    if resume and fork_name:
-        raise click.UsageError("--resume goes on with the run, --fork begins another one: give one of them")
+    if fork_name and (resume or rollback is not None):
+        raise click.UsageError(
+            "--resume and --rollback go on with the run, --fork begins another one: give one of them"
+        )
     set_up_logging("WARNING" if as_json else "INFO")
     run = load_config(run_toml, run_overrides, preset)
-    work = _train(run, config, resume=resume) if not fork_name else _fork(run, run_toml.parent, fork_name, config)
-    result = output.run(work)
+    if fork_name:
+        result = output.run(_fork(run, run_toml.parent, fork_name, config))
+    else:
+        result = output.run(_train(run, config, resume=resume, rollback=rollback))
     if result is None:
         raise SystemExit(INTERRUPTED)
     output.print_result(asdict(result), as_json, _show)
 
 
-async def _train(run: RunConfig, config: Config, *, resume: bool) -> RunResult | None:
+async def _train(
+    run: RunConfig, config: Config, *, resume: bool = False, rollback: int | None = None
+) -> RunResult | None:
     """Train to the end; None when a signal stopped it, and `--resume` goes on from there."""
     clock = SystemClock()
     result: RunResult | None = None
@@ -71,7 +82,8 @@ async def _train(run: RunConfig, config: Config, *, resume: bool) -> RunResult |
         nonlocal result
         async with connected(config.bus, client="trainer") as bus:
             placed = await with_manifest(run, bus, clock)
-            result = await run_trainer(placed, bus, clock, resume=resume, on_progress=_StepLines().say)
+            say = _StepLines().say
+            result = await run_trainer(placed, bus, clock, resume=resume, rollback=rollback, on_progress=say)
 
     await until_stopped(work())
     return result
@@ -84,7 +96,7 @@ async def _fork(run: RunConfig, folder: Path, name: str, config: Config) -> RunR
     output.errors.print(
         f"{name} begins with step {_step(forked)} of {run.run}: feed it by {forked.directory / RUN_FILE}"
     )
-    return await _train(forked, config, resume=False)
+    return await _train(forked, config)
 
 
 def anchored(run: RunConfig, folder: Path) -> RunConfig:

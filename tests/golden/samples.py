@@ -21,6 +21,7 @@ from schemas.control import (
     RunManifest,
 )
 from schemas.decisions import (
+    Branch,
     DropReason,
     ForkedFrom,
     GroupDropped,
@@ -182,6 +183,7 @@ SAMPLES: dict[str, Message] = {
     ),
     "rollmill.version": VersionPublished(run=RUN, epoch=12, step=5, version=6, digest="e" * 64),
     "rollmill.run_ended": RunEnded(run=RUN, epoch=12, position=140, step=5, reason="time limit", unused=REFS),
+    "rollmill.branch": Branch(run=RUN, epoch=12, from_step=3, position=140),
     "rollmill.run": RunManifest(
         run=RUN,
         seed=RUN_SEED,

@@ -16,6 +16,7 @@ from infra.errors import WaitTimeout
 from infra.wire import Publisher
 from schemas.arbiter import Arbiter, Ruling
 from schemas.decisions import (
+    Branch,
     DropReason,
     GroupDropped,
     Member,
@@ -202,6 +203,21 @@ async def test_d_a_sample_in_two_live_steps_is_found(log, address):
     assert log.expected().violations
 
 
+async def test_the_samples_of_undone_steps_are_rolled_back(log, address):
+    """Two steps, a branch before both, one again: every sample is in one place, and the branch of a zombie is none."""
+    epoch, trained, waiting = await a_small_run(log)
+    await log.step(epoch, 1, trained, waiting)
+    await log.step(epoch, 2, waiting[:1], waiting[1:])
+    epoch = await log.start()
+    await log.decide(Branch(run=RUN, epoch=epoch, from_step=0, position=log.end))
+    await log.step(epoch, 1, waiting[1:])
+    await log.decide(Branch(run=RUN, epoch=epoch - 1, from_step=0, position=log.end))  # by the one that was fenced off
+    report = await report_of(log, address)
+    assert report.conserved, report.violations
+    assert report.counts == {"trained": 1, "rolled_back": 3}
+    assert log.expected().counts() == report.counts
+
+
 async def test_a_row_that_is_stored_twice_is_found(log, address):
     """The sink promises exactly once; the check does not take its word."""
     await a_small_run(log)
@@ -268,7 +284,11 @@ async def a_random_run(log, dice):
             await log.decide(GroupDropped(
                 run=RUN, epoch=epochs[-1], position=log.end, group=group, reason=reason, members=refs(dropped)
             ))  # fmt: skip
-        elif move < 0.45 and len(epochs) > 1:
+        elif move < 0.46:
+            await log.decide(Branch(
+                run=RUN, epoch=epochs[-1], from_step=dice.randrange(number + 1), position=log.end
+            ))  # fmt: skip
+        elif move < 0.5 and len(epochs) > 1:
             await log.step(epochs[0], number, [("g0", 0, 0)])
     if dice.random() < 0.5:
         unused = refs((*key, at) for key, at in waiting.items())

@@ -11,7 +11,16 @@ from infra.errors import WaitTimeout
 from infra.memory import MemoryBus
 from infra.wire import Publisher
 from rollmill.watch import RunWatch
-from schemas.decisions import DropReason, GroupDropped, Member, RunEnded, StepDecided, TrainerStarted, VersionPublished
+from schemas.decisions import (
+    Branch,
+    DropReason,
+    GroupDropped,
+    Member,
+    RunEnded,
+    StepDecided,
+    TrainerStarted,
+    VersionPublished,
+)
 from schemas.telemetry import EventKind, MetricPoint, Metrics, StageEvent, StageEvents
 from schemas.topics import DECISIONS, EVENTS, METRICS, TABLE
 
@@ -97,6 +106,20 @@ async def test_decisions_show_how_far_the_run_is(run):
     assert ({"filtered": 1, "stale": 1}, None) == (dict(state.dropped), state.ended)
     await run.end("success reached")
     assert state.ended == "success reached"
+
+
+async def test_a_branch_takes_undone_steps_and_their_groups_back(run):
+    """What is shown is where the run stands; the steps made anew count again."""
+    epoch = await run.start_trainer()
+    for number in (1, 2, 3):
+        await run.step(number, "a", "b", epoch=epoch)
+        await run.publish_version(number, number, epoch=epoch)
+    await run.decide(Branch, epoch=epoch, from_step=1, position=0)
+    assert (1, 1, 2) == (run.state.decided, run.state.step, run.state.kept)
+    await run.publish_version(1, 4, epoch=epoch)
+    await run.step(2, "c", epoch=epoch)
+
+    assert (2, 1, 3, 4) == (run.state.decided, run.state.step, run.state.kept, run.state.version)
 
 
 async def test_the_decisions_of_a_trainer_that_was_replaced_do_not_show(run):

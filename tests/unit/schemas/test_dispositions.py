@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.decisions import (
+    Branch,
     Decision,
     DropReason,
     GroupDropped,
@@ -48,6 +49,7 @@ class History:
     places: dict[Key, Disposition] = field(default_factory=dict)
     buffer: dict[Key, int] = field(default_factory=dict)
     position: int = 0
+    steps: dict[int, list[Key]] = field(default_factory=dict)
 
     def publish(self, key: Key, outcome: Outcome | None, offset: int) -> None:
         """Admit a sample; with an outcome, its record is in the log at this offset."""
@@ -78,11 +80,12 @@ class History:
             Member(group=used.group, sample=used.sample, offset=used.offset, content="", reward=1.0)
             for used in self.use(keys, Disposition.TRAINED)
         )
+        self.steps[len(self.decisions) + 1] = keys
         self.decisions.append(
             StepDecided(
                 run="r",
                 epoch=0,
-                step=len(self.decisions),
+                step=len(self.decisions) + 1,
                 position=self.position,
                 members=members,
                 digest="",
@@ -97,6 +100,12 @@ class History:
         self.decisions.append(
             GroupDropped(run="r", epoch=0, position=self.position, group=group, reason=reason, members=members)
         )
+
+    def branch(self, from_step: int) -> None:
+        """Undo the steps behind one."""
+        for step in [step for step in self.steps if step > from_step]:
+            self.places.update(dict.fromkeys(self.steps.pop(step), Disposition.ROLLED_BACK))
+        self.decisions.append(Branch(run="r", epoch=0, from_step=from_step, position=self.position))
 
     def end(self) -> None:
         """End the run."""
@@ -137,6 +146,8 @@ def history(chance: random.Random) -> History:
             made.decisions.append(VersionPublished(run="r", epoch=0, step=1, version=1, digest=""))
         elif made.buffer:
             made.drop(chance.choice(list(made.buffer))[0], chance.choice(list(DropReason)))
+        if chance.random() < 0.2:
+            made.branch(chance.choice([0, *made.steps]))
     if chance.random() < 0.3:
         made.end()
     return made
@@ -227,6 +238,32 @@ def test_a_sample_trained_and_dropped_is_a_violation():
         GroupDropped(run="r", epoch=0, position=21, group="g", reason=DropReason.STALE, members=(ref(("g", 0), 10),))
     )
     assert violations(made) == "('g', 0): stale and trained"
+
+
+def test_the_samples_of_an_undone_step_are_rolled_back_and_what_waited_still_waits():
+    """The list of an undone step stands until the next step; used again, a sample would be in two places."""
+    made = trained()
+    made.branch(0)
+    assert made.ledger().counts() == {"rolled_back": 1, "buffered": 1, "unread": 1}
+
+    made.read_to(31)
+    made.step([("g", 2)])
+    assert made.ledger().counts() == {"rolled_back": 1, "buffered": 1, "trained": 1}
+
+    made.amend(-1, members=(*made.decisions[-1].members, *made.decisions[0].members))
+    assert violations(made) == "('g', 0): trained and rolled_back"
+
+
+def test_a_branch_undoes_no_step_that_comes_after_it():
+    """Step numbers begin again behind the one that stays."""
+    made = trained()
+    made.branch(0)
+    made.read_to(31)
+    made.step([("g", 1)])
+    made.amend(-1, step=1)
+    assert made.ledger().counts() == {"rolled_back": 1, "buffered": 1, "trained": 1}
+    made.branch(1)
+    assert made.ledger().counts() == {"rolled_back": 1, "buffered": 1, "trained": 1}
 
 
 @pytest.mark.parametrize("place", [Disposition.BUFFERED, Disposition.UNUSED])

@@ -1,7 +1,17 @@
+import msgspec
 import pytest
 
 from infra.errors import RollmillError
-from schemas.decisions import DropReason, GroupDropped, RunEnded, StepDecided, TrainerStarted, VersionPublished
+from schemas.decisions import (
+    Branch,
+    DropReason,
+    GroupDropped,
+    Member,
+    RunEnded,
+    StepDecided,
+    TrainerStarted,
+    VersionPublished,
+)
 from trainer.groups import AssemblerState
 from trainer.history import History
 from trainer.state import TrainerState
@@ -80,3 +90,90 @@ def test_an_end_is_over_when_a_trainer_starts_again():
 
     assert History.of([(0, started()), (1, end)]).ended == end
     assert History.of([(0, started()), (1, end), (2, started())]).ended is None
+
+
+# ---- branches
+
+
+def step_of(number, epoch, *groups):
+    members = tuple(Member(group=g, sample=0, offset=0, content="", reward=0.0) for g in groups)
+    return msgspec.structs.replace(step(number, epoch, f"d{number}-{epoch}"), members=members)
+
+
+def branch(from_step, epoch=0):
+    return Branch(run="r", epoch=epoch, from_step=from_step, position=9)
+
+
+def drop(group, epoch=0):
+    return GroupDropped(run="r", epoch=epoch, position=4, group=group, reason=DropReason.STALE, members=())
+
+
+BRANCHED = [
+    started(),
+    version(0, 0),
+    step_of(1, 0, "a"),
+    version(1, 1),
+    drop("w"),
+    step_of(2, 0, "b"),
+    drop("x"),
+    step_of(3, 0, "c"),
+    version(2, 3),
+    branch(1),
+    version(3, 1),
+    drop("y"),
+    step_of(2, 0, "d"),
+]
+
+
+def test_a_branch_leaves_the_steps_up_to_it_and_what_was_decided_after_it():
+    """Steps 2 and 3 are gone, and another step 2 is there."""
+    history = History.of(enumerate(BRANCHED))
+
+    assert [[m.group for m in s.members] for s in history.steps.values()] == [["a"], ["d"]]
+    assert history.last_step == 2
+
+
+def test_groups_of_undone_steps_are_closed_from_the_step_that_the_run_went_on_from():
+    """After a second branch further back: from that one on."""
+    once = History.of(enumerate(BRANCHED))
+    twice = History.of(enumerate([*BRANCHED, branch(0)]))
+
+    assert once.closed_from == {"b": 1, "c": 1}
+    assert twice.closed_from == {"a": 0, "b": 0, "c": 0, "d": 0}
+
+
+def test_drops_beside_undone_steps_are_settled():
+    """Their lags were counted from weights that are gone; those before and after can be found again."""
+    history = History.of(enumerate(BRANCHED))
+
+    assert (history.settled, set(history.drops)) == ({"w", "x"}, {"w", "x", "y"})
+
+
+def test_numbers_of_undone_versions_stay_used_and_their_weights_are_no_step_s():
+    """Weights that stay are announced anew, under a number that nobody can take for an undone one."""
+    history = History.of(enumerate(BRANCHED[:10]))
+
+    assert history.made_by == {0: 0, 1: 1}
+    assert (history.next_version, history.lowest_version, history.reusable) == (3, 3, [])
+    assert History.of(enumerate(BRANCHED)).made_by == {0: 0, 1: 1, 3: 1}
+
+
+def test_a_checkpoint_of_an_undone_step_is_known_and_does_not_belong():
+    """It is no other log's."""
+
+    def state(steps, digest):
+        return TrainerState(
+            run="r", epoch=0, digest=digest, decisions=0, assembler=AssemblerState(low=0, position=0, steps=steps)
+        )
+
+    history = History.of(enumerate(BRANCHED[:10]))
+
+    assert (history.holds(state(1, "d1-0")), history.holds(state(3, "d3-0"))) == (True, False)
+    assert (history.knows(state(3, "d3-0")), history.knows(state(3, "other"))) == (True, False)
+
+
+def test_the_branch_of_a_trainer_that_was_replaced_is_none():
+    """It wakes up and means well."""
+    history = History.of(enumerate([*BRANCHED[:9], started(), branch(0)]))
+
+    assert (history.last_step, history.branches) == (3, [])
