@@ -45,9 +45,10 @@ from schemas.messages import Episode, Rollout, Trajectory
 from schemas.outcome import Completed, StopReason
 from schemas.topics import CONTROL, TABLE, TRAJECTORIES
 from stages.wiring import eval_stage, init_stage, run_stage
-from trainer.config import AlgorithmConfig
+from trainer.config import AlgorithmConfig, StopConfig
 from trainer.credit import credit
-from trainer.groups import AssemblerState, GroupAssembler, GroupRules, Step
+from trainer.groups import AssemblerState, GroupAssembler, Step
+from trainer.rules import GroupRules
 from trainer.terminal import terminal
 
 SEED = 20_250_402
@@ -154,7 +155,7 @@ class Sampling:
         """Be the trainer of a run, without a model; return the groups in all steps."""
         partition, start = trajectories_of(manifest.run), manifest.trajectories_start
         state = AssemblerState(low=start, position=start, steps=0)
-        assembler = GroupAssembler(GroupRules.of(ALGORITHM), state, versions={0: 0})
+        assembler = GroupAssembler(GroupRules.of(ALGORITHM, StopConfig()), state, versions={0: 0})
         kept = 0
         await self._grant(manifest.run, assembler)
         async for record in follow(self._bus, {partition: start}):

@@ -22,6 +22,8 @@ class DropReason(StrEnum):
     """All siblings succeeded alike: the group says nothing about which action was better."""
     STALE = "stale"
     """None of its tokens is young enough to be trained on."""
+    LATE = "late"
+    """Some of its tokens lag more than the run allows, and the run drops such groups."""
     INCOMPLETE = "incomplete"
     """Too few siblings completed."""
 
@@ -100,6 +102,8 @@ class StepDecided(Message, frozen=True, kw_only=True, tag="rollmill.step"):
     them."""
     buffered: tuple[SampleRef, ...] = ()
     """Accepted completed records before `position` that no decision has used yet."""
+    missing: int = 0
+    """Groups fewer than the run asks for: too many in a row had been dropped."""
 
 
 class GroupDropped(Message, frozen=True, kw_only=True, tag="rollmill.group_dropped"):

@@ -78,6 +78,7 @@ class Ledger:
 DROPPED = {
     DropReason.NO_VARIANCE: Disposition.FILTERED,
     DropReason.STALE: Disposition.STALE,
+    DropReason.LATE: Disposition.STALE,
     DropReason.INCOMPLETE: Disposition.INCOMPLETE,
 }
 """Where the samples of a dropped group are."""

@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from infra.config import apply_override, explain, read_toml
 from infra.errors import ConfigError
@@ -58,6 +58,28 @@ class Estimator(StrEnum):
     def needs_model(self) -> bool:
         """Tell whether advantages come from more than rewards, so that replay cannot make them again."""
         return self is Estimator.GAE
+
+
+class Late(StrEnum):
+    """What becomes of tokens that lag more than `max_lag`."""
+
+    MASK = "mask"
+    """They are left out of the loss; their sample stays in its group's baseline."""
+    WAIT = "wait"
+    """There are none: a step waits while it would leave a group behind that could not be used in time."""
+    DROP = "drop"
+    """Their whole group is dropped; slow tasks are dropped most, which the metrics show by family and length."""
+
+
+class OnNoVariance(StrEnum):
+    """What happens after `max_dropped` groups in a row without a step."""
+
+    STOP = "stop"
+    """The run ends."""
+    RAISE = "raise"
+    """The trainer ends with an error; the run waits for `--resume`, its feeder for credit."""
+    FEWER = "fewer"
+    """The step is made of the groups that are there; without any the run ends."""
 
 
 class Correction(StrEnum):
@@ -114,10 +136,13 @@ class AlgorithmConfig(Frozen):
     """Siblings per group."""
     max_lag: Annotated[int, Field(ge=0)] = 1
     """Most trainer steps between the weights that sampled a token and those it trains; 0 is synchronous."""
-    late: Literal["mask"] = "mask"
-    """Tokens beyond `max_lag` are left out of the loss; their sample stays in its group's baseline."""
+    late: Late = Late.MASK
+    """What becomes of tokens beyond `max_lag`. A synchronous run always waits."""
     filter: Filter = Filter.SUCCESS
     """What must differ between siblings."""
+    keep_solved: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the groups without variance whose siblings all succeeded that is kept all the same: they have no
+    advantage and serve the KL term. Which ones follows from their ids."""
     min_siblings: Annotated[int, Field(ge=1)] | None = None
     """Fewest completed siblings of a group that is trained on; all of them unless given."""
     estimator: Estimator = Estimator.GRPO
@@ -219,6 +244,11 @@ class AlgorithmConfig(Frozen):
         return self.samples if self.min_siblings is None else self.min_siblings
 
 
+def synchronous(algorithm: AlgorithmConfig) -> AlgorithmConfig:
+    """Return rules under which a run without lag waits, whatever they say of late groups."""
+    return algorithm if algorithm.max_lag else algorithm.model_copy(update={"late": Late.WAIT})
+
+
 class CurriculumConfig(Frozen):
     """What changes with the trainer's steps (`curriculum.py` says how); without it `algorithm` holds throughout."""
 
@@ -250,7 +280,9 @@ class StopConfig(Frozen):
     success_groups: Count = 64
     """Groups in that mean, kept and dropped ones alike."""
     max_dropped: Count = 10_000
-    """Groups dropped in a row without a step before the run ends: the task is too easy or too hard to learn from."""
+    """Groups dropped in a row without a step: then the task is too easy or too hard to learn from."""
+    on_no_variance: OnNoVariance = OnNoVariance.STOP
+    """What happens then."""
     time_limit_s: Positive | None = None
     """Seconds from the trainer's start after which the run ends; off unless given."""
 
@@ -300,6 +332,8 @@ class RunConfig(Frozen):
     """Torch threads; weights are reproducible for one number of them."""
     device: str = "cpu"
     """Torch device of the learner."""
+    buffer_bytes: Annotated[int, Field(ge=0)] = 2**30
+    """Most bytes of token records that wait in memory for their step; others are read from the log again then."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
     """What is trained on, and how."""
     stop: StopConfig = StopConfig()
@@ -312,6 +346,12 @@ class RunConfig(Frozen):
     """For the producer of the run's tasks; the trainer only records it."""
     forked_from: Fork | None = None
     """Where the weights in `model` come from, if this run is a fork of another one."""
+
+    @field_validator("algorithm")
+    @classmethod
+    def _synchronous(cls, algorithm: AlgorithmConfig) -> AlgorithmConfig:
+        # Not where AlgorithmConfig is made: what an older trainer wrote down means what it meant then.
+        return synchronous(algorithm)
 
     @property
     def versions_directory(self) -> Path:

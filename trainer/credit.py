@@ -5,6 +5,9 @@
 A dropped group is resolved at its decision, a trained one once its version is announced. So at most `max_lag` whole
 batches are sampled ahead of the weights they will train, a dropped group is replaced at once, and a synchronous run
 (max_lag = 0) admits nothing before the weights that shall sample it are there.
+
+What is admitted is sampled by weights of the step `max_lag` before the present one, or by newer ones; where steps wait
+for late groups (`pacing.py`), by the newest, so that a group's age is counted from its admission.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from schemas.control import Credit
-from trainer.config import AlgorithmConfig, CurriculumConfig
+from trainer.config import AlgorithmConfig, CurriculumConfig, Late
 from trainer.curriculum import stamp
 
 CONSTANT = CurriculumConfig()
@@ -45,7 +48,7 @@ def credit(
         closed: no more groups are wanted.
     """
     stamped = stamp(algorithm, curriculum, step)
-    oldest = max(0, step - algorithm.max_lag)
+    oldest = step if algorithm.late is Late.WAIT else max(0, step - algorithm.max_lag)
     return Credit(
         run=run,
         epoch=epoch,

@@ -21,8 +21,8 @@ from infra.trajectories import read_trajectory, trajectories_of
 from schemas.control import Cancel, Credit, Cursor
 from trainer.config import AlgorithmConfig
 from trainer.decision_log import read_decisions
-from trainer.groups import AssemblerState, Dropped, GroupAssembler, GroupRules, Step
-from trainer.history import History
+from trainer.groups import AssemblerState, Dropped, GroupAssembler, Step
+from trainer.history import History, rules_of
 from trainer.terminal import terminal
 
 SHOWN = 5
@@ -100,7 +100,13 @@ class Waiting:
 
     def _of_groups(self) -> Iterator[str]:
         short = self.needed - self.kept
-        yield f"step {self.step} takes {self.needed} groups, {self.kept} are complete: {short} to go"
+        if short > 0:
+            yield f"step {self.step} takes {self.needed} groups, {self.kept} are complete: {short} to go"
+        else:
+            yield (
+                f"step {self.step} takes {self.needed} groups, {self.kept} are complete; it waits for an older one "
+                f"that could not be used in time after it (algorithm.late = wait)"
+            )
         for reason, count in sorted(self.dropped.items(), key=lambda item: -item[1]):
             yield f"{count} groups were dropped as {reason} since the last step{self._meaning(reason)}"
         if self.begun:
@@ -158,7 +164,7 @@ async def _waiting(bus: Bus, clock: Clock, run: str, history: History, control: 
     partition, start = trajectories_of(run), history.start or 0
     end = (await bus.end_offsets(partition.topic))[partition.partition]
     assembler = GroupAssembler(
-        GroupRules.of(algorithm),
+        rules_of(history.config),
         AssemblerState(low=start, position=start, steps=0),
         script=history.script(0),
         versions=history.made_by,
@@ -169,14 +175,17 @@ async def _waiting(bus: Bus, clock: Clock, run: str, history: History, control: 
         received = await read_trajectory(record, run, bus)
         if received is None or due is not None:
             continue
-        for event in assembler.feed(terminal(received, algorithm.overlong, keep_tokens=False)):
-            match event:
-                case Step(recorded=None):
-                    due = Due(step=event.number, position=event.position, behind=end - event.position)
-                case Step():
-                    dropped.clear()
-                case Dropped():
-                    dropped[event.reason.value] += 1
+        events = assembler.feed(terminal(received, algorithm.overlong, keep_tokens=False))
+        while events and due is None:
+            for event in events:
+                match event:
+                    case Step(recorded=None):
+                        due = Due(step=event.number, position=event.position, behind=end - event.position)
+                    case Step():
+                        dropped.clear()
+                    case Dropped():
+                        dropped[event.reason.value] += 1
+            events = assembler.due()
     cursor, credit = control.get(f"cursor/{run}", Cursor), control.get(f"credit/{run}", Credit)
     cancel = control.get(f"cancel/{run}", Cancel)
     return Waiting(

@@ -3,14 +3,19 @@
 Fed with the run's terminal records in offset order, one at a time. A group is complete with the record that ends its
 last sibling; it is then kept, or dropped for a reason. Step k is decided at the first offset at which enough unused
 kept groups are complete, and holds exactly those, sorted by admission (those of foreign producers after them, by
-first offset). How far ahead the consumer has read, and what time it is, never matter.
+first offset). Under `late = wait` it is held for groups that it must not leave behind (`pacing.py`); then the lowest of
+the kept ones are taken, and more than one step may become due at one offset. How far ahead the consumer has read, and
+what time it is, never matter.
 
     feed(record) -> [Dropped]          the record completed a group that is not trained on
                     [Step]             the record completed the batch of the next step
+                    [Dropped, Step]    the next step had waited for that group, or must do with fewer now
                     []                 anything else
+    due()        -> [Step] or []       another step at the same offset; asked for once the one before it is made
 
 A `Script` holds what was already decided after the state that the assembler begins with; it is obeyed, whatever the
-rules say now, and its events come marked `recorded`. The state between two events is small (`AssemblerState`): with it
+rules say now, and its events come marked `recorded`. Until its steps are made again the rules of the trainers that
+decided them hold. The state between two events is small (`AssemblerState`): with it
 and the log from its `low` on, another assembler goes on exactly here. Nothing here does I/O or knows tokens.
 """
 
@@ -19,10 +24,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
-
-import numpy as np
 
 from infra.errors import RollmillError
 from schemas.arbiter import Arbiter, Ruling
@@ -30,13 +33,13 @@ from schemas.batch import batch_digest
 from schemas.decisions import DropReason, Member, SampleRef, StepDecided
 from schemas.message import Part
 from trainer.advantages import Advantages, advantage_digest, step_advantages
-from trainer.config import AlgorithmConfig, Estimator, Filter
+from trainer.config import Late
+from trainer.group import Group, OpenGroup
+from trainer.pacing import Pacing, PacingState
+from trainer.rules import GroupRules, reason_to_drop
 from trainer.terminal import Terminal
 
 log = logging.getLogger(__name__)
-
-VARIANCE_TOLERANCE = 1e-6
-"""Siblings differ if their largest and smallest value are further apart than this."""
 
 UNKNOWN_LAG = 1 << 30
 """Lag of a token whose version no decision names: beyond every limit."""
@@ -46,44 +49,13 @@ class ScriptBroken(RollmillError):
     """A recorded step cannot be made again from the log."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupRules:
-    """What the decisions depend on."""
-
-    groups: int
-    """Groups in one step."""
-    siblings_needed: int
-    """Fewest completed siblings of a group that is trained on."""
-    filter: Filter
-    """What must differ between siblings."""
-    max_lag: int
-    """Tokens with a larger lag are not trained on."""
-    estimator: Estimator
-    """How rewards become advantages."""
-    std: bool
-    """Divide by the standard deviation."""
-    recent: int = 64
-    """Complete groups in the mean success."""
-
-    @classmethod
-    def of(cls, algorithm: AlgorithmConfig, recent: int = 64) -> GroupRules:
-        """Return the rules that a configuration states."""
-        return cls(
-            groups=algorithm.groups,
-            siblings_needed=algorithm.siblings_needed,
-            filter=algorithm.filter,
-            max_lag=algorithm.max_lag,
-            estimator=algorithm.estimator,
-            std=algorithm.std,
-            recent=recent,
-        )
-
-
 class Script(NamedTuple):
     """Decisions that were written down after the state an assembler begins with."""
 
     steps: Mapping[int, StepDecided] = {}
     """Step number -> the decision."""
+    rules: Mapping[int, GroupRules] = {}
+    """Step number -> the rules by which it was decided; those of the assembler if it is not here."""
     drops: Mapping[str, DropReason] = {}
     """Group -> why it was dropped."""
     closed_from: Mapping[str, int] = {}
@@ -105,32 +77,8 @@ class AssemblerState(Part, frozen=True, kw_only=True):
     """Decided groups that the feeder admitted."""
     recent: tuple[float, ...] = ()
     """Mean success of the last complete groups, oldest first."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """A complete group."""
-
-    id: str
-    """The group."""
-    admission: int | None
-    """The feeder's number; none if foreign."""
-    first: int
-    """Offset of its first accepted record."""
-    completed: tuple[Terminal, ...]
-    """Graded siblings by sample number: the baseline and the batch."""
-    excluded: int
-    """Siblings that failed, expired or were cancelled: in neither."""
-
-    @property
-    def order(self) -> tuple[int, int, str]:
-        """Its place in a batch."""
-        return (0, self.admission, self.id) if self.admission is not None else (1, self.first, self.id)
-
-    @property
-    def success(self) -> float:
-        """Mean success of the graded siblings."""
-        return float(np.mean([t.success for t in self.completed])) if self.completed else 0.0
+    pacing: PacingState | None = None
+    """Admission numbers on their way; none in a checkpoint of a trainer that did not count them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +109,8 @@ class Step:
     """Next offset after the record that completed the batch."""
     buffered: tuple[SampleRef, ...]
     """Accepted completed records that no decision has used yet."""
+    missing: int
+    """Groups fewer than the rules ask for."""
     recorded: StepDecided | None
     """The decision, if it is already in the log."""
 
@@ -188,26 +138,6 @@ class Step:
 Event = Dropped | Step
 
 
-@dataclass
-class _Open:
-    """A group some of whose siblings have ended."""
-
-    size: int
-    records: dict[int, Terminal] = field(default_factory=dict)
-
-    def close(self, group: str) -> Group:
-        ordered = [self.records[sample] for sample in sorted(self.records)]
-        completed = tuple(t for t in ordered if t.completed)
-        first = min(ordered, key=lambda t: t.offset)
-        return Group(
-            id=group,
-            admission=first.admission,
-            first=first.offset,
-            completed=completed,
-            excluded=len(ordered) - len(completed),
-        )
-
-
 class GroupAssembler:
     """Turns terminal records into decisions."""
 
@@ -233,13 +163,18 @@ class GroupAssembler:
         self.resolved = state.resolved
         self.versions = dict(versions or {})
         self.recent: deque[float] = deque(state.recent, maxlen=rules.recent)
+        self.dropped = 0
+        """Groups dropped since the last step."""
         self._decides_from = state.position
         self._script = script or Script()
         self._scripted = {m.group for step in self._script.steps.values() for m in step.members}
         self._closed = dict.fromkeys(state.closed)
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, OpenGroup] = {}
         self._kept: dict[str, Group] = {}
         self._arbiter = Arbiter()
+        # What an older trainer gave out was not counted: nothing of it is waited for.
+        given_out = self.resolved + (self._now.max_lag + 1) * self._now.groups
+        self._pacing = Pacing(state.pacing or PacingState(lowest=given_out if state.steps else 0))
 
     def published(self, version: int, step: int) -> None:
         """Learn which step made a version of the weights."""
@@ -254,6 +189,11 @@ class GroupAssembler:
     def caught_up(self) -> bool:
         """Tell whether everything that was decided before has been read and made again."""
         return self.position >= self._decides_from and not self.catching_up
+
+    @property
+    def _now(self) -> GroupRules:
+        """The rules by which the next step is decided."""
+        return self._script.rules.get(self.steps + 1, self.rules)
 
     @property
     def kept(self) -> int:
@@ -295,6 +235,7 @@ class GroupAssembler:
             closed=tuple(self._closed),
             resolved=self.resolved,
             recent=tuple(self.recent),
+            pacing=self._pacing.state(),
         )
 
     def buffered(self) -> tuple[SampleRef, ...]:
@@ -314,7 +255,8 @@ class GroupAssembler:
         self.position = record.offset + 1
         if record.group in self._closed or not self._accepts(record):
             return []
-        group = self._open.setdefault(record.group, _Open(record.samples))
+        self._pacing.meet(record.admission)
+        group = self._open.setdefault(record.group, OpenGroup(record.samples))
         group.records[record.sample] = record
         if len(group.records) < group.size:
             return []
@@ -327,21 +269,36 @@ class GroupAssembler:
             log.warning("offset %d: group %s has another task's digest; ignored", record.offset, record.group)
         return ruling is Ruling.ACCEPTED
 
+    def due(self) -> list[Event]:
+        """Return the next step if no record is needed for it: only a step that was held leaves enough groups behind."""
+        waits = self._now.late is Late.WAIT
+        return self._step_if_due() if waits and self.position >= self._decides_from else []
+
+    def waits_for(self, record: Terminal) -> bool:
+        """Tell whether a record's group is begun, or complete, and not decided."""
+        return record.group in self._open or record.group in self._kept
+
     def _complete(self, group: Group) -> list[Event]:
         # Groups that were complete before the state was taken are read again, and were counted then.
         again = self.position <= self._decides_from
         if group.completed and not again:
             self.recent.append(group.success)
+        dropped: list[Event] = []
         if self._is_undone(group.id):
             self._close(group)
-            return []
-        reason = self._reason_to_drop(group)
-        if reason is None:
+        elif (reason := self._reason_to_drop(group)) is None:
             self._kept[group.id] = group
-            return [] if again else self._step_if_due()
-        self._close(group)
-        recorded = group.id in self._script.drops
-        return [Dropped(group=group, reason=reason, position=self.position, recorded=recorded)]
+        else:
+            self._close(group)
+            self.dropped += 1
+            recorded = group.id in self._script.drops
+            dropped.append(Dropped(group=group, reason=reason, position=self.position, recorded=recorded))
+        self._give(self._now)
+        # Where no step waits for a group and none may be short, only a kept group can make one due.
+        by_any = self._now.late is Late.WAIT or self._now.most_dropped is not None
+        if again or not (by_any or group.id in self._kept):
+            return dropped
+        return [*dropped, *self._step_if_due()]
 
     def _is_undone(self, group: str) -> bool:
         """Tell whether a group was used by a step that was undone, and the step that it was undone from is made."""
@@ -353,24 +310,38 @@ class GroupAssembler:
             return self._script.drops[group.id]
         if group.id in self._scripted:
             return None
-        if len(group.completed) < self.rules.siblings_needed:
-            return DropReason.INCOMPLETE
-        if not varies(group, self.rules.filter):
-            return DropReason.NO_VARIANCE
-        # A kept group always belongs to the next step, so its lag at use is known when it is complete.
-        spans = (span for t in group.completed for span in t.sampled)
-        if not any(tokens and self.lag(version) <= self.rules.max_lag for version, tokens in spans):
-            return DropReason.STALE
-        return None
+        return reason_to_drop(group, self._now, self.lag)
 
     def _step_if_due(self) -> list[Event]:
         recorded = self._script.steps.get(self.steps + 1)
         if recorded is not None:
             return self._scripted_step(recorded)
-        if len(self._kept) < self.rules.groups:
-            return []
-        chosen = sorted(self._kept.values(), key=lambda g: g.order)[: self.rules.groups]
-        return [self._step(chosen, None)]
+        self._give(self._now)
+        size = self._size_of_step()
+        chosen = sorted(self._kept.values(), key=lambda g: g.order)[:size]
+        return [self._step(chosen, None)] if size and not self._must_wait(chosen) else []
+
+    def _size_of_step(self) -> int:
+        """Return how many groups the next step has if it is decided now; 0 if there are not enough."""
+        rules = self._now
+        if len(self._kept) >= rules.groups:
+            return rules.groups
+        too_many = rules.most_dropped is not None and self.dropped >= rules.most_dropped
+        return len(self._kept) if too_many else 0
+
+    def _must_wait(self, chosen: list[Group]) -> bool:
+        rules = self._now
+        if rules.late is not Late.WAIT:
+            return False
+        numbers = {group.admission for group in chosen}
+        return self._pacing.must_wait(
+            self.steps + 1,
+            {number for number in numbers if number is not None},
+            {group.admission for group in self._kept.values() if group.admission is not None},
+            groups=rules.groups,
+            max_lag=rules.max_lag,
+            foreign=None in numbers,
+        )
 
     def _scripted_step(self, recorded: StepDecided) -> list[Event]:
         if self.position < recorded.position:
@@ -386,17 +357,22 @@ class GroupAssembler:
         return [self._step([self._kept[name] for name in names], recorded)]
 
     def _step(self, groups: list[Group], recorded: StepDecided | None) -> Step:
+        rules = self._now
         self.steps += 1
+        self.dropped = 0
         undone = [group for group in self._kept.values() if self._is_undone(group.id)]
         for group in (*groups, *undone):
             del self._kept[group.id]
             self._close(group)
+        self._give(rules)
+        values = step_advantages([group.completed for group in groups], rules.estimator, std=rules.std)
         return Step(
             number=self.steps,
             groups=tuple(groups),
-            advantages=step_advantages([group.completed for group in groups], self.rules.estimator, std=self.rules.std),
+            advantages=values,
             position=self.position,
             buffered=self.buffered(),
+            missing=recorded.missing if recorded else rules.groups - len(groups),
             recorded=recorded,
         )
 
@@ -404,15 +380,8 @@ class GroupAssembler:
         self._closed[group.id] = None
         self._arbiter.close(group.id)  # what ended it is not asked for again
         self.resolved += group.admission is not None
+        self._pacing.decide(group.admission)
 
-
-def varies(group: Group, rule: Filter) -> bool:
-    """Tell whether the graded siblings differ in what the rule looks at."""
-    match rule:
-        case Filter.OFF:
-            return True
-        case Filter.SUCCESS:
-            values = [t.success for t in group.completed]
-        case Filter.REWARD:
-            values = [t.reward for t in group.completed]
-    return max(values, default=0.0) - min(values, default=0.0) > VARIANCE_TOLERANCE
+    def _give(self, rules: GroupRules) -> None:
+        """Count what the credit gives out now, by the rules of whoever decides."""
+        self._pacing.give(self.steps, self.resolved + (rules.max_lag + 1) * rules.groups)

@@ -24,7 +24,9 @@ from schemas.decisions import (
     live_decisions,
     undone_by,
 )
+from trainer.config import AlgorithmConfig, StopConfig
 from trainer.groups import Script
+from trainer.rules import GroupRules
 from trainer.state import TrainerState
 
 
@@ -164,8 +166,21 @@ class History:
 
     def script(self, after: int) -> Script:
         """Return the decisions that a trainer which has made `after` steps must make again."""
+        steps = {number: step for number, step in self.steps.items() if number > after}
+        rules = {epoch: rules_of(self.started[epoch].config) for epoch in {step.epoch for step in steps.values()}}
         return Script(
-            steps={number: step for number, step in self.steps.items() if number > after},
+            steps=steps,
+            rules={number: rules[step.epoch] for number, step in steps.items()},
             drops={group: drop.reason for group, drop in self.drops.items()},
             closed_from=self.closed_from,
         )
+
+
+def rules_of(config: Mapping[str, Any]) -> GroupRules:
+    """Return the rules in a configuration as a trainer wrote it down; a key that it did not know had its default."""
+    return GroupRules.of(AlgorithmConfig.model_validate(config.get("algorithm", {})), stop_of(config))
+
+
+def stop_of(config: Mapping[str, Any]) -> StopConfig:
+    """Return when the run of a recorded configuration ends."""
+    return StopConfig.model_validate(config.get("stop", {}))

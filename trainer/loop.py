@@ -21,8 +21,9 @@ from infra.bus import Bus, Reader, Record
 from infra.clock import Clock
 from infra.errors import RollmillError
 from infra.trajectories import read_trajectory, trajectories_of
-from infra.wire import Publisher
+from infra.wire import Publisher, Received
 from schemas.decisions import Branch, GroupDropped, RunEnded, StepDecided, TrainerStarted
+from schemas.messages import Trajectory
 from schemas.topics import CONTROL, METRICS, TRAJECTORIES
 from trainer import checkpoint
 from trainer.announce import Announcer
@@ -31,16 +32,19 @@ from trainer.checkpoint import Checkpoint
 from trainer.config import RunConfig
 from trainer.credit import credit
 from trainer.decision_log import DecisionLog, read_decisions
-from trainer.groups import Dropped, Event, GroupAssembler, GroupRules, Step
+from trainer.ending import Ending, ending
+from trainer.groups import Dropped, Event, GroupAssembler, Step
 from trainer.history import History
 from trainer.learner import Learner, StepMetrics
 from trainer.learner_thread import LearnerThread
 from trainer.progress import Meter, Progress
 from trainer.resume import identity
+from trainer.rules import GroupRules
 from trainer.run_lock import RunLock
+from trainer.spool import Spool
 from trainer.state import TrainerState
 from trainer.step_batch import step_batch
-from trainer.terminal import Terminal, terminal
+from trainer.terminal import terminal
 from trainer.weights import weights_digest
 
 log = logging.getLogger(__name__)
@@ -99,13 +103,13 @@ async def run(
     Raises:
         ConfigError: the run cannot start like this.
         trainer.decision_log.Fenced: another trainer took over.
+        trainer.ending.NothingToLearn: too many groups in a row were dropped, and the run is told to raise then.
     """
     with RunLock(config.directory):
         trainer = Trainer(config, bus, clock, on_progress)
         try:
             await trainer.take_over(Intent(resume=resume or rollback is not None, rollback=rollback))
-            reason = await trainer.train(stop or asyncio.Event())
-            return await trainer.end(reason)
+            return await trainer.end(await trainer.train(stop or asyncio.Event()))
         finally:
             await trainer.close()
 
@@ -127,6 +131,7 @@ class Trainer:
         self._meter = Meter(clock, Progress(run=config.run, max_steps=config.stop.max_steps))
         self._thread = LearnerThread()
         self._tokenizer = tokenizer_of(config)
+        self._spool = Spool(bus, clock, config.run, config.buffer_bytes)
         self._granted = -1
         self._lowest_version = 0
         self._last = fresh_state(config.run, config.start, -1)
@@ -197,7 +202,7 @@ class Trainer:
     def _stand(self, history: History) -> None:
         config = self._config
         self._assembler = GroupAssembler(
-            GroupRules.of(config.algorithm, config.stop.success_groups),
+            GroupRules.of(config.algorithm, config.stop),
             self._last.assembler,
             script=history.script(self._last.step),
             versions=history.made_by,
@@ -224,23 +229,26 @@ class Trainer:
 
     # ---- training
 
-    async def train(self, stop: asyncio.Event) -> str:
-        """Read and train until the run has ended; return why."""
+    async def train(self, stop: asyncio.Event) -> Ending:
+        """Read and train until the run has ended; return how."""
         partition = trajectories_of(self._config.run)
         began = self._heard = self._clock.monotonic()
         reader = await self._bus.read({partition: self._assembler.position})
         try:
-            while (reason := self._reason_to_end(stop, began)) is None:
+            while (end := self._ending(stop, began)) is None:
                 await self._log.check()
                 self._show(phase="catching up" if self._assembler.catching_up else "waiting")
                 for record in await self._poll(reader):
                     await self._take(record)
-                    if self._reason_to_end(stop, began) is not None:
+                    # A step that was held may leave enough groups for another one, which needs no record.
+                    while self._ending(stop, began) is None and (more := self._assembler.due()):
+                        await self._act(more)
+                    if self._ending(stop, began) is not None:
                         break
                 await self._grant()
         finally:
             await reader.close()
-        return reason
+        return end
 
     async def _poll(self, reader: Reader) -> Sequence[Record]:
         asked = self._clock.monotonic()
@@ -249,51 +257,29 @@ class Trainer:
         self._meter.idle(now - asked)
         if now - max(self._heard, self._said) >= SAY_EVERY_S:
             self._said = now
-            self._say_what_it_waits_for(now - self._heard)
+            what = self._meter.what_it_waits_for(self._assembler, self._config.algorithm.groups, now - self._heard)
+            log.info("run %s: %s", self._config.run, what)
         return records
 
-    def _say_what_it_waits_for(self, silent_s: float) -> None:
-        """Tell a person; a trainer waits as long as it takes, and a cancelled run gives it nothing any more."""
-        assembler, needed = self._assembler, self._config.algorithm.groups
-        log.info(
-            "run %s: step %d waits for records, none came for %.0f s in partition %d of `trajectories` behind offset "
-            "%d: %d of %d groups are complete, %d are begun, dropped since the last step: %s. `rollmill runs` tells "
-            "whether the run is cancelled, `rollmill status` which stage is behind",
-            self._config.run,
-            assembler.steps + 1,
-            silent_s,
-            trajectories_of(self._config.run).partition,
-            assembler.position,
-            assembler.kept,
-            needed,
-            assembler.open_groups,
-            self._meter.dropped_since,
+    def _ending(self, stop: asyncio.Event, began: float) -> Ending | None:
+        return ending(
+            self._config.stop,
+            self._assembler,
+            ran_s=self._clock.monotonic() - began,
+            stopped=stop.is_set(),
+            why_no_step=self._meter.why_no_step,
         )
 
-    def _reason_to_end(self, stop: asyncio.Event, began: float) -> str | None:
-        limits, assembler = self._config.stop, self._assembler
-        if not assembler.caught_up:
-            return None
-        recent = assembler.recent
-        if assembler.steps >= limits.max_steps:
-            return f"{limits.max_steps} steps made"
-        may_end = assembler.steps >= limits.min_steps
-        if limits.success is not None and may_end and len(recent) == limits.success_groups:
-            success = sum(recent) / len(recent)
-            if success >= limits.success:
-                return f"success {success:.3f} over {len(recent)} groups"
-        if self._meter.dropped_in_a_row >= limits.max_dropped:
-            return self._meter.why_no_step()
-        if limits.time_limit_s is not None and may_end and self._clock.monotonic() - began >= limits.time_limit_s:
-            return f"time limit of {limits.time_limit_s:.0f} s"
-        return "stopped" if stop.is_set() else None
-
     async def _take(self, record: Record) -> None:
-        found = await self._terminal(record)
-        if found is None:
+        received = await self._trajectory(record)
+        if received is None:
             return
-        for event in self._assembler.feed(found):
-            await self._act(event)
+        found = terminal(received, self._config.algorithm.overlong, keep_tokens=False)
+        if found.completed and received.message.transcript is not None:
+            self._spool.put(found.offset, received.message.transcript)
+        await self._act(self._assembler.feed(found))
+        if not self._assembler.waits_for(found):
+            self._spool.drop([found.offset])
         recent = self._assembler.recent
         self._show(
             buffered=self._assembler.kept,
@@ -303,7 +289,7 @@ class Trainer:
         )
         self._heard = self._clock.monotonic()
 
-    async def _terminal(self, record: Record) -> Terminal | None:
+    async def _trajectory(self, record: Record) -> Received[Trajectory] | None:
         """Return the record if it is a trajectory of this run."""
         received = await read_trajectory(record, self._config.run, self._bus)
         if received is None:
@@ -315,14 +301,15 @@ class Trainer:
                 f"tokenizer {trajectory.tokenizer_digest[:12]}, the model in {self._config.model} has "
                 f"{self._tokenizer[:12]}: let RUN and trainer use the same model directory"
             )
-        return terminal(received, self._config.algorithm.overlong)
+        return received
 
-    async def _act(self, event: Event) -> None:
-        match event:
-            case Dropped():
-                await self._drop(event)
-            case Step():
-                await self._step(event)
+    async def _act(self, events: Sequence[Event]) -> None:
+        for event in events:
+            match event:
+                case Dropped():
+                    await self._drop(event)
+                case Step():
+                    await self._step(event)
 
     async def _drop(self, event: Dropped) -> None:
         if not event.recorded:
@@ -336,16 +323,20 @@ class Trainer:
                     members=tuple(t.ref for t in event.group.completed),
                 )
             )
+        self._spool.drop(t.offset for t in event.group.completed)
         self._meter.drop(event)
 
     async def _step(self, step: Step) -> None:
+        if step.missing:
+            log.warning("step %d lacks %d groups: %s", step.number, step.missing, self._meter.why_no_step())
         if step.recorded is None:
             await self._log.write(self._decision(step))
         else:
             check_same(step, step.recorded)
         self._show(phase="training")
         asked = self._clock.monotonic()
-        metrics = await self._thread.run(lambda: self._learn(step))
+        filled = await self._spool.fill(step)
+        metrics = await self._thread.run(lambda: self._learn(filled))
         took_s = self._clock.monotonic() - asked
         self._digests[step.number] = step.digest
         self._last = TrainerState(
@@ -361,6 +352,8 @@ class Trainer:
             await self._publish_weights()
             await self._grant()
         points = self._meter.step(step, metrics, took_s)
+        if self._meter.alarm:
+            log.warning("run %s: %s", self._config.run, self._meter.alarm)
         await self._publisher.publish(METRICS, self._meter.metrics(points))
         self._show()
 
@@ -374,6 +367,7 @@ class Trainer:
             digest=step.digest,
             advantage_digest=step.advantage_digest,
             buffered=step.buffered,
+            missing=step.missing,
         )
 
     def _learn(self, step: Step) -> StepMetrics:
@@ -432,8 +426,8 @@ class Trainer:
 
     # ---- end
 
-    async def end(self, reason: str) -> RunResult:
-        """Write the end down and close the run's credit."""
+    async def end(self, ending: Ending) -> RunResult:
+        """Write the end down and close the run's credit. Raises what the run ends with, if that is an error."""
         if self._saved != self._last.step:
             await self._save()
         await self._log.write(
@@ -442,14 +436,16 @@ class Trainer:
                 epoch=self._log.epoch,
                 position=self._assembler.position,
                 step=self._assembler.steps,
-                reason=reason,
+                reason=ending.reason,
                 unused=self._assembler.buffered(),
             )
         )
+        if ending.error is not None:
+            raise ending.error
         await self._grant(closed=True)
-        self._show(phase=f"ended: {reason}")
+        self._show(phase=f"ended: {ending.reason}")
         return RunResult(
-            reason=reason,
+            reason=ending.reason,
             steps=self._assembler.steps,
             version=self._meter.now.version,
             directory=self._directory,

@@ -12,9 +12,11 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 
 from infra.clock import Clock
+from infra.trajectories import trajectories_of
 from schemas.decisions import DropReason
 from schemas.telemetry import MetricPoint, Metrics
-from trainer.groups import Dropped, Step
+from trainer.exclusion import Exclusion
+from trainer.groups import Dropped, GroupAssembler, Step
 from trainer.learner import StepMetrics
 
 
@@ -66,6 +68,9 @@ class Meter:
 
     clock: Clock
     now: Progress
+    alarm: str | None = None
+    """What a person should hear of at this step."""
+    _exclusion: Exclusion = field(default_factory=Exclusion)
     _since: float = 0.0
     _idle: float = 0.0
     _dropped: Counter[str] = field(default_factory=Counter)
@@ -74,13 +79,9 @@ class Meter:
     def __post_init__(self) -> None:
         self._since = self.clock.monotonic()
 
-    @property
-    def dropped_in_a_row(self) -> int:
-        """Groups dropped since the last step."""
-        return sum(self._dropped_since.values())
-
     def why_no_step(self) -> str:
         """Say what became of the groups since the last step, and what that means."""
+        dropped = sum(self._dropped_since.values())
         reasons = ", ".join(f"{count} {reason}" for reason, count in self._dropped_since.most_common())
         broken = self._dropped_since.most_common(1)[0][0] == DropReason.INCOMPLETE.value
         meaning = (
@@ -88,12 +89,18 @@ class Meter:
             if broken
             else "the task is too easy or too hard"
         )
-        return f"{self.dropped_in_a_row} groups dropped without a step ({reasons}): {meaning}"
+        return f"{dropped} groups dropped without a step ({reasons}): {meaning}"
 
-    @property
-    def dropped_since(self) -> str:
-        """Groups dropped since the last step, by reason, for a person."""
-        return ", ".join(f"{count} as {reason}" for reason, count in sorted(self._dropped_since.items())) or "none"
+    def what_it_waits_for(self, assembler: GroupAssembler, needed: int, silent_s: float) -> str:
+        """Tell a person; a trainer waits as long as it takes, and a cancelled run gives it nothing any more."""
+        dropped = ", ".join(f"{count} as {reason}" for reason, count in sorted(self._dropped_since.items())) or "none"
+        return (
+            f"step {assembler.steps + 1} waits for records, none came for {silent_s:.0f} s in partition "
+            f"{trajectories_of(self.now.run).partition} of `trajectories` behind offset {assembler.position}: "
+            f"{assembler.kept} of {needed} groups are complete, {assembler.open_groups} are begun, dropped since the "
+            f"last step: {dropped}. `rollmill runs` tells whether the run is cancelled, `rollmill status` which stage "
+            f"is behind"
+        )
 
     def idle(self, seconds: float) -> None:
         """Count time in which nothing was there to read."""
@@ -101,12 +108,16 @@ class Meter:
 
     def drop(self, event: Dropped) -> None:
         """Count a dropped group."""
+        self._exclusion.take(event.group, late=event.reason is DropReason.LATE)
         self._dropped[event.reason.value] += 1
         self._dropped_since[event.reason.value] += 1
         self.now = replace(self.now, dropped=dict(self._dropped))
 
     def step(self, step: Step, metrics: StepMetrics, took_s: float) -> tuple[MetricPoint, ...]:
         """Take a finished step and return its points."""
+        for group in step.groups:
+            self._exclusion.take(group)
+        self.alarm = self._exclusion.alarm()
         elapsed = max(self.clock.monotonic() - self._since, 1e-9)
         graded = step.terminals
         siblings = len(graded) + sum(group.excluded for group in step.groups)
@@ -134,6 +145,7 @@ class Meter:
             "trainer.success_mean": now.success,
             "trainer.recent_success_mean": now.recent_success,
             "trainer.groups_kept": float(len(step.groups)),
+            "trainer.groups_missing": float(step.missing),
             "trainer.excluded_share": now.excluded,
             "trainer.idle_share": now.idle_share,
             "trainer.tokens_per_s": now.tokens_per_s,
@@ -147,7 +159,7 @@ class Meter:
             )
             for reason, n in sorted(self._dropped_since.items())
         ]
-        return (*plain, *dropped)
+        return (*plain, *dropped, *self._exclusion.points(at_ms, step.number))
 
     def metrics(self, points: tuple[MetricPoint, ...]) -> Metrics:
         """Return points as a message."""

@@ -24,8 +24,9 @@ from schemas.decisions import DropReason, StepDecided
 from trainer.advantages import soft_overlong
 from trainer.config import AlgorithmConfig
 from trainer.decision_log import read_decisions
-from trainer.groups import AssemblerState, Dropped, GroupAssembler, GroupRules, Script, Step
-from trainer.history import History
+from trainer.groups import AssemblerState, Dropped, GroupAssembler, Script, Step
+from trainer.history import History, rules_of
+from trainer.pacing import Pacing, PacingState
 from trainer.terminal import Terminal, terminal
 
 
@@ -159,6 +160,7 @@ class _Replay:
             epoch: AlgorithmConfig.model_validate(started.config["algorithm"])
             for epoch, started in history.started.items()
         }
+        self._rules = {epoch: rules_of(started.config) for epoch, started in history.started.items()}
         self._start = history.start or 0
         self._next = 0
         self._found_drops: dict[str, DropReason] = {}
@@ -171,7 +173,7 @@ class _Replay:
         for number in sorted(self._history.steps):
             recorded = self._history.steps[number]
             algorithm = self._algorithms[recorded.epoch]
-            assembler.rules = GroupRules.of(algorithm)
+            assembler.rules = self._rules[recorded.epoch]
             found = self._advance(assembler, recorded, algorithm)
             cause = difference(found, recorded, assembler)
             yield StepComparison(
@@ -189,6 +191,9 @@ class _Replay:
         return tuple(sorted(g for g, _ in self.recorded_drops.items() ^ self._found_drops.items()))
 
     def _advance(self, assembler: GroupAssembler, recorded: StepDecided, algorithm: AlgorithmConfig) -> Step | None:
+        if (step := next(iter(assembler.due()), None)) is not None:
+            assert isinstance(step, Step), "only steps become due without a record"
+            return step
         while self._next < len(self._records) and self._records[self._next].offset < recorded.position:
             record = self._records[self._next]
             self._next += 1
@@ -205,22 +210,50 @@ class _Replay:
         steps = [s for s in self._history.steps.values() if s.step <= recorded.step]
         closed = {m.group for s in steps for m in s.members}
         closed |= {g for g, d in self._history.drops.items() if d.position <= recorded.position}
+        before = [r for r in self._records if r.offset < recorded.position]
+        pacing, resolved = self._pacing_after(recorded, before)
         assembler = self._assembler(
             AssemblerState(
-                low=self._start, position=recorded.position, steps=recorded.step, closed=tuple(sorted(closed))
+                low=self._start,
+                position=recorded.position,
+                steps=recorded.step,
+                closed=tuple(sorted(closed)),
+                resolved=resolved,
+                pacing=pacing,
             )
         )
         algorithm = self._algorithms[recorded.epoch]
-        before = [r for r in self._records if r.offset < recorded.position]
         for record in before:
             assembler.feed(shaped(record, algorithm))
         self._next = len(before)
         return assembler
 
+    def _pacing_after(self, recorded: StepDecided, before: Sequence[Terminal]) -> tuple[PacingState, int]:
+        """Return what the recorded decisions up to a step say of admissions, and how many they resolved."""
+        numbers = {r.group: r.admission for r in before if r.admission is not None}
+        drops = [(d.position, 0, (d.group,)) for d in self._history.drops.values() if d.position <= recorded.position]
+        steps = [
+            (s.position, s.step, tuple(dict.fromkeys(m.group for m in s.members)))
+            for s in self._history.steps.values()
+            if s.step <= recorded.step
+        ]
+        pacing, resolved, made = Pacing(PacingState(lowest=0)), 0, 0
+        for number in numbers.values():
+            pacing.meet(number)
+        for _, step, groups in sorted([*drops, *steps]):
+            rules = self._rules[self._history.steps[made + 1].epoch]
+            pacing.give(made, resolved + (rules.max_lag + 1) * rules.groups)
+            for group in groups:
+                pacing.decide(numbers.get(group))
+                resolved += group in numbers
+            made = max(made, step)
+            pacing.give(made, resolved + (rules.max_lag + 1) * rules.groups)
+        return pacing.state(), resolved
+
     def _assembler(self, state: AssemblerState) -> GroupAssembler:
-        first = next(iter(self._algorithms.values()))
+        first = next(iter(self._rules.values()))
         return GroupAssembler(
-            GroupRules.of(first),
+            first,
             state,
             script=Script(drops=self._obeyed(), closed_from=self._history.closed_from),
             versions=self._history.made_by,
@@ -232,7 +265,7 @@ class _Replay:
         for group, drop in self._history.drops.items():
             later = [s for s in self._history.steps.values() if s.position >= drop.position]
             step = min(later, key=lambda s: s.step, default=None)
-            if step is not None and self._algorithms[step.epoch] != self._algorithms[drop.epoch]:
+            if step is not None and self._rules[step.epoch] != self._rules[drop.epoch]:
                 obeyed[group] = drop.reason
         return obeyed
 

@@ -55,6 +55,7 @@ RULES: Mapping[str, Rule] = {
     "algorithm": _free("for steps decided from here on; recorded ones keep their batches"),
     "curriculum": _free("by the number of steps made, from here on"),
     "stop": _free("when to end"),
+    "buffer_bytes": _free("how much memory the trainer takes"),
     "checkpoints": _free("what is kept from here on"),
 }
 """Key, or section, of the configuration -> what a resumed run may do with it."""

@@ -44,6 +44,8 @@ class Terminal:
     """SHA-256 of the record's uncompressed wire bytes."""
     completed: bool
     """It was graded; otherwise it failed, was cancelled or expired."""
+    family: str = ""
+    """Family of its task."""
     reward: float = 0.0
     """Shaped reward as used in training."""
     success: float = 0.0
@@ -94,6 +96,7 @@ def terminal(received: Received[Trajectory], overlong: Overlong | None, *, keep_
         digest=task.payload_digest,
         content=content_hash(received.raw),
         completed=False,
+        family=task.family,
     )
     if not isinstance(outcome, Completed):
         return common

@@ -3,7 +3,8 @@
 The log is fed through the same group assembler with some rules changed, and what comes out is put beside what was
 decided. Nothing is sampled anew, so this tells what the rules make of *these* outcomes: a policy that had trained on
 other batches would have sampled others. Versions keep the step that made them, so the lag of a token is that of the
-recorded run as long as steps keep pace with it. Nothing is written.
+recorded run as long as steps keep pace with it. Groups of steps that a branch has undone are left out. Nothing is
+written.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from infra.bus import Bus
 from infra.clock import Clock
 from infra.config import apply_override, explain
 from infra.errors import ConfigError
-from trainer.config import AlgorithmConfig
+from trainer.config import AlgorithmConfig, synchronous
 from trainer.decision_log import read_decisions
-from trainer.groups import AssemblerState, Dropped, GroupAssembler, GroupRules, Step
-from trainer.history import History
+from trainer.groups import AssemblerState, Dropped, GroupAssembler, Script, Step
+from trainer.history import History, stop_of
 from trainer.replay import read_terminals, shaped
+from trainer.rules import GroupRules
 from trainer.terminal import Terminal
 
 
@@ -104,9 +106,10 @@ def changed_rules(rules: AlgorithmConfig, overrides: Sequence[str]) -> Algorithm
     for override in overrides:
         apply_override(values, override)
     try:
-        return AlgorithmConfig.model_validate(values)
+        changed = AlgorithmConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError(explain(error, "--set")) from error
+    return synchronous(changed) if changed.max_lag != rules.max_lag else changed
 
 
 @dataclass(frozen=True)
@@ -131,14 +134,20 @@ class _Decided:
 def _decided(history: History, records: Sequence[Terminal], rules: AlgorithmConfig) -> _Decided:
     start = history.start or 0
     assembler = GroupAssembler(
-        GroupRules.of(rules), AssemblerState(low=start, position=start, steps=0), versions=history.made_by
+        GroupRules.of(rules, stop_of(history.config)),
+        AssemblerState(low=start, position=start, steps=0),
+        script=Script(closed_from=dict.fromkeys(history.closed_from, 0)),
+        versions=history.made_by,
     )
     found = _Decided([], Counter())
     for record in records:
-        for event in assembler.feed(shaped(record, rules)):
-            match event:
-                case Step():
-                    found.steps.append(event)
-                case Dropped():
-                    found.dropped[event.reason.value] += 1
+        events = assembler.feed(shaped(record, rules))
+        while events:
+            for event in events:
+                match event:
+                    case Step():
+                        found.steps.append(event)
+                    case Dropped():
+                        found.dropped[event.reason.value] += 1
+            events = assembler.due()
     return found

@@ -177,6 +177,7 @@ SAMPLES: dict[str, Message] = {
         digest="c" * 64,
         advantage_digest="d" * 64,
         buffered=(SampleRef(group="c5yr8al3n6p4q7s3u2w4", sample=1, offset=125),),
+        missing=2,
     ),
     "rollmill.group_dropped": GroupDropped(
         run=RUN, epoch=12, position=131, group=GROUP, reason=DropReason.NO_VARIANCE, members=REFS
@@ -252,6 +253,7 @@ BEFORE_TURN_REWARDS = Completed(components={"door": 0.0, "format": -0.5}, reward
 OLDER: dict[str, Message] = {
     "rollmill.rollout.1": msgspec.structs.replace(SAMPLES["rollmill.rollout"], gradings=0),
     "rollmill.trajectory.1": msgspec.structs.replace(SAMPLES["rollmill.trajectory"], outcome=BEFORE_TURN_REWARDS),
+    "rollmill.step.1": msgspec.structs.replace(SAMPLES["rollmill.step"], missing=0),
     "rollmill.trainer_started.1": msgspec.structs.replace(SAMPLES["rollmill.trainer_started"], forked_from=None),
 }
 """File name -> message that it means now: bytes of writers from before a field was added; logs still hold them."""

@@ -15,7 +15,7 @@ from infra.wire import Publisher, unpack
 from schemas.control import Credit, PolicyVersion
 from schemas.messages import Task, Trajectory
 from schemas.outcome import Boundary, Cancelled, Completed, Failed, FailureKind
-from schemas.topics import TABLE, TRAJECTORIES
+from schemas.topics import TABLE, TASKS, TRAJECTORIES
 from schemas.transcript import SampledSpan, Sampling, Transcript, Turn, pack_logprobs, pack_tokens
 from trainer.config import make_config
 from trainer.decision_log import read_decisions
@@ -224,9 +224,35 @@ class Sampler:
             for sample in range(SAMPLES):
                 success = self._success(self._draw)
                 made = trajectory(task(self.admitted, sample), success, version=version.version)
-                await self._publisher.publish(TRAJECTORIES, made)
+                await self._end(made)
             self.used.append((self.admitted, version.version))
             self.admitted += 1
+
+    async def _end(self, made):
+        await self._publisher.publish(TRAJECTORIES, made)
+
+
+class SlowSampler(Sampler):
+    """A sampler of which one sample does not end: its first one, unless it is told at which version it does."""
+
+    def __init__(self, bus, *, ends_at=None, **options):
+        super().__init__(bus, **options)
+        self._ends_at = ends_at
+        self._held = []
+
+    async def _end(self, made):
+        if (made.task.row, made.task.sample) == (0, 0):
+            # The reaper knows of it, and that its time is up.
+            await self._publisher.publish(TASKS, made.task)
+            self._held.append(made)
+        else:
+            await super()._end(made)
+
+    async def _sample(self):
+        await super()._sample()
+        version = self._control.get(f"policy/{RUN}", PolicyVersion)
+        if self._held and version is not None and self._ends_at is not None and version.version >= self._ends_at:
+            await super()._end(self._held.pop())
 
 
 async def records_of(bus, topic, partition, start=0):

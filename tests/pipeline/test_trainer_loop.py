@@ -39,6 +39,8 @@ from schemas.topics import CONTROL, DECISIONS, METRICS, TRAJECTORIES
 from tests.logs import wait_until
 from trainer import loop
 from trainer.decision_log import Fenced
+from trainer.ending import NothingToLearn
+from trainer.replay import replay
 from trainer.run_lock import RunLock
 from trainer.weights import load_model, weight_bytes, weights_digest
 
@@ -444,3 +446,57 @@ async def test_a_task_that_teaches_nothing_ends_the_run_with_a_reason(model, tmp
         result = await train(run_config(tmp_path, model, stop={"max_dropped": 5}), bus)
 
     assert "too easy or too hard" in result.reason
+
+
+async def dull_log(bus, *, good=5, dull=9):
+    """Publish groups of which the first few differ in success, and then only such that do not."""
+    publisher = Publisher(bus, CLOCK, "test")
+    for number in range(good + dull):
+        for sample in range(3):
+            success = float(number < good and sample == 0)
+            await publisher.publish(TRAJECTORIES, trajectory(task(number, sample), success))
+
+
+async def test_a_run_may_go_on_with_fewer_groups_when_too_many_are_dropped(model, tmp_path, caplog):
+    """The short step says so, in the log and to a person; replay makes it again; without any group the run ends."""
+    bus = await memory_bus()
+    await dull_log(bus)
+    stop = {"max_steps": 9, "max_dropped": 4, "on_no_variance": "fewer"}
+
+    result = await train(run_config(tmp_path, model, stop=stop), bus)
+
+    steps = [d for _, d in await decisions(bus) if isinstance(d, StepDecided)]
+    assert [(len({m.group for m in d.members}), d.missing) for d in steps] == [(2, 0), (2, 0), (1, 1)]
+    assert result.reason == "4 groups dropped without a step (4 filtered): the task is too easy or too hard"
+    assert "step 3 lacks 1 groups: 4 groups dropped without a step (4 filtered)" in caplog.text
+    report = await replay(bus, CLOCK, RUN)
+    assert (report.all_equal, len(report.steps)) == (True, 3), report.summary()
+
+
+async def test_a_run_may_raise_when_too_many_groups_are_dropped_and_go_on_later(model, tmp_path):
+    """The end is written down, the feeder keeps its credit, and a resumed run with a larger bound goes on."""
+    bus = await memory_bus()
+    await dull_log(bus)
+    stop = {"max_steps": 9, "max_dropped": 4, "on_no_variance": "raise"}
+
+    with pytest.raises(NothingToLearn, match=r"4 groups dropped .*--resume goes on with a larger `stop.max_dropped`"):
+        await train(run_config(tmp_path, model, stop=stop), bus)
+
+    (ended,) = [d for _, d in await decisions(bus) if isinstance(d, RunEnded)]
+    control = await records_of(bus, CONTROL, TopicPartition("control", 0))
+    assert ended.reason.startswith("4 groups dropped without a step")
+    assert not [c for c in control if isinstance(c, Credit) and c.closed]
+    result = await train(run_config(tmp_path, model, stop={**stop, "max_dropped": 8, "max_steps": 2}), bus, resume=True)
+    assert result.reason == "2 steps made"
+
+
+@pytest.mark.parametrize("buffer_bytes", [0, 4_000])
+async def test_a_run_trains_the_same_however_little_it_holds_in_memory(model, tmp_path, buffer_bytes):
+    """Token records that do not fit are read from the log when their step is decided."""
+    whole, lean = await memory_bus(), await memory_bus()
+    for bus in (whole, lean):
+        await record_trajectories(bus)
+    await train(run_config(tmp_path, model, "whole"), whole)
+    await train(run_config(tmp_path, model, "lean", buffer_bytes=buffer_bytes), lean)
+
+    assert told(await decisions(lean)) == told(await decisions(whole))

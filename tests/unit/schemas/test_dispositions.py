@@ -35,6 +35,7 @@ ENDED = {
 DROPPED = {
     DropReason.NO_VARIANCE: Disposition.FILTERED,
     DropReason.STALE: Disposition.STALE,
+    DropReason.LATE: Disposition.STALE,
     DropReason.INCOMPLETE: Disposition.INCOMPLETE,
 }
 

@@ -6,7 +6,8 @@ import random
 from dataclasses import replace
 
 from trainer.config import Estimator, Filter
-from trainer.groups import AssemblerState, GroupRules
+from trainer.groups import AssemblerState
+from trainer.rules import GroupRules
 from trainer.terminal import Terminal
 
 START = AssemblerState(low=0, position=0, steps=0)
