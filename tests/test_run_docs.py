@@ -49,7 +49,11 @@ def setting(name):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_each_metric_is_one_that_the_trainer_writes(page):
     """Or a figure of the plan; the source is read, since importing the trainer takes long."""
-    known = found(METRIC, "trainer/progress.py") | found(PLANNED, "trainer/plan_figures.py")
+    known = (
+        found(METRIC, "trainer/progress.py")
+        | found(METRIC, "trainer/exclusion.py")
+        | found(PLANNED, "trainer/plan_figures.py")
+    )
     named = {name for code in said(page) for name in re.findall(r"\b(?:trainer|log)\.[a-z0-9_]+", code)}
 
     assert len(named) > 3

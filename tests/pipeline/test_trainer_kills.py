@@ -20,6 +20,8 @@ from trainer.replay import replay
 
 CLOCK = SystemClock()
 STEPS = 4
+LEARNING = {"kl": 0.01, "ref_reset": 2, "warmup": 3, "decay": 9, "epochs": 2}
+"""Whatever a step depends on beside weights and batch: a reference that moves, a rate that changes."""
 SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed >= 4 else ()) for seed in range(24)]
 
 NAMED = {
@@ -59,11 +61,15 @@ def calm(model, tmp_path_factory):
     async def whole():
         bus = await memory_bus()
         await record_trajectories(bus, groups=24, seed=3)
-        config, fate = run_config(tmp_path_factory.mktemp("calm"), model, stop={"max_steps": STEPS}), Fate()
+        config, fate = configured(tmp_path_factory.mktemp("calm"), model), Fate()
         await train(config, bus, fate)
         return Calm(bus, config, fate.passed)
 
     return asyncio.run(whole())
+
+
+def configured(tmp_path, model, name="one", **changes):
+    return run_config(tmp_path, model, name, stop={"max_steps": STEPS}, algorithm=LEARNING, **changes)
 
 
 async def train(config, bus, fate, **options):
@@ -126,7 +132,7 @@ async def test_a_trainer_killed_at_the_worst_moments_goes_on_as_if_nothing_had_b
     when, skip, every = NAMED[what]
     fate = Fate(when=when, skip=skip)
     checkpoints = {"every": every, "keep": 1}
-    bus, config = await same_log(calm), run_config(tmp_path, model, stop={"max_steps": STEPS}, checkpoints=checkpoints)
+    bus, config = await same_log(calm), configured(tmp_path, model, checkpoints=checkpoints)
 
     await killed_and_resumed(config, bus, [fate])
 
@@ -142,7 +148,7 @@ async def test_a_trainer_killed_anywhere_several_times_goes_on_as_if_nothing_had
     fates = [Fate(draw.randint(1, len(calm.instants)))]
     fates += [Fate(draw.randint(1, 25)) for _ in range(draw.randint(0, 2))]
     settings = {"every": draw.choice([1, 2, 3]), "keep": draw.choice([1, 2])}
-    bus, config = await same_log(calm), run_config(tmp_path, model, stop={"max_steps": STEPS}, checkpoints=settings)
+    bus, config = await same_log(calm), configured(tmp_path, model, checkpoints=settings)
 
     await killed_and_resumed(config, bus, fates)
 
@@ -167,9 +173,9 @@ async def test_a_trainer_that_wakes_up_after_another_took_over_changes_nothing(c
     """It falls asleep in its second step; its successor ends the run; then it wakes and says why it ends."""
     bus = await same_log(calm)
     asleep = SleepyBus(bus, *ASLEEP[where])
-    old = asyncio.create_task(loop.run(run_config(tmp_path, model, "old", stop={"max_steps": STEPS}), asleep, CLOCK))
+    old = asyncio.create_task(loop.run(configured(tmp_path, model, "old"), asleep, CLOCK))
     await asyncio.wait_for(asleep.sleeping.wait(), 60)
-    new = run_config(tmp_path, model, "new", stop={"max_steps": STEPS})
+    new = configured(tmp_path, model, "new")
     await train(new, bus, Fate(), resume=True)
     before = told(await decisions(bus)), await announced(bus)
 

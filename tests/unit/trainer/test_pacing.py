@@ -10,7 +10,7 @@ from synthetic_log import START, end, failed, rules
 
 from schemas.decisions import DropReason
 from trainer.config import Late
-from trainer.groups import Dropped, GroupAssembler, Script, Step
+from trainer.groups import AssemblerState, Dropped, GroupAssembler, Script, Step
 from trainer.pacing import Pacing, PacingState
 
 SHAPES = st.tuples(st.sampled_from([1, 2, 3]), st.sampled_from([0, 1, 2, 8]))
@@ -183,6 +183,22 @@ def test_where_nothing_waits_no_step_is_due_without_a_record():
     machine.rules = rules(groups=1)
 
     assert machine.due() == []
+
+
+def test_of_a_checkpoint_that_counted_no_numbers_nothing_is_waited_for():
+    """An older trainer wrote it: what it had let out is unknown; what is let out from here on is waited for again."""
+    old = AssemblerState(low=0, position=0, steps=4, resolved=4)
+    machine = GroupAssembler(rules(groups=1, max_lag=0, late=Late.WAIT), old, versions={4: 4, 5: 5})
+    fresh, waiting = {"sampled": ((4, 1),), "admission": 4}, {"sampled": ((5, 1),), "admission": 5}
+
+    assert machine.feed(end(0, "x", 0, 1.0, admission=None, sampled=((4, 1),))) == []
+    assert machine.feed(end(1, "a", 0, 1.0, **fresh)) == []
+    (step,) = machine.feed(end(2, "x", 1, admission=None, sampled=((4, 1),)))
+    assert step.number == 5
+    machine.feed(end(3, "a", 1, 0.0, admission=4))
+    machine.feed(end(4, "b", 0, 1.0, **waiting))
+    machine.feed(end(5, "y", 0, 1.0, admission=None, sampled=((5, 1),)))
+    assert machine.feed(end(6, "y", 1, admission=None, sampled=((5, 1),))) == []
 
 
 @pytest.mark.parametrize("late", [Late.MASK, Late.DROP])
