@@ -4,7 +4,8 @@ The old run is only read. Its accepted outcomes are taken in the order of the lo
 and siblings, and its group gets the id that the new run gives it, so `rollmill diff` can lay both beside each other.
 
 - `rescore` gives each recorded token record and verdict to a grader: no engine, no environment, the same tokens. What
-  never completed stays as it was. The outcomes may become the log of a new run.
+  never completed stays as it was. The outcomes may become the log of a new run, whose trainer takes them with
+  `algorithm.replayed`: the versions that sampled them are marked as another run's.
 - `resample` publishes the tasks: environments and engine are asked again. The sampling seeds are the same; so are the
   tokens, where engine and weights are.
 """
@@ -127,8 +128,7 @@ async def rescore(bus: Bus, clock: Clock, run: str, *, grader: str | None = None
         async for before in outcomes:
             after = await _graded(before, grader, found)
             if into is not None and after is not None:
-                made = msgspec.structs.replace(after, task=moved(after.task, into))
-                await publisher.publish(TRAJECTORIES, made)
+                await publisher.publish(TRAJECTORIES, _of_another_run(after, into))
     return found
 
 
@@ -190,6 +190,16 @@ async def accepted(bus: Bus, clock: Clock, manifest: RunManifest) -> AsyncGenera
         task = received.message.task
         if arbiter.rule(task.group, task.sample, task.payload_digest, record.offset) is Ruling.ACCEPTED:
             yield received.message
+
+
+def _of_another_run(outcome: Trajectory, run: str) -> Trajectory:
+    """Return an outcome as another run's, whose weights did not sample it."""
+    transcript = outcome.transcript
+    if transcript is not None:
+        was = outcome.task.run
+        spans = tuple(msgspec.structs.replace(span, weights_of=span.weights_of or was) for span in transcript.spans)
+        transcript = msgspec.structs.replace(transcript, spans=spans)
+    return msgspec.structs.replace(outcome, task=moved(outcome.task, run), transcript=transcript)
 
 
 def moved(task: Task, run: str) -> Task:

@@ -62,6 +62,8 @@ class SampledSpan(Part, frozen=True, kw_only=True):
     """Number format of the engine's weights."""
     logprobs_mode: str
     """`processed_logprobs`: of the distribution actually sampled."""
+    weights_of: str = ""
+    """Run whose weights `version` names, where a log was replayed into another run; empty: the record's own."""
 
 
 class Turn(Part, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ import torch
 from infra.errors import RollmillError
 from infra.inference.base import PROCESSED_LOGPROBS
 from schemas.transcript import SampledSpan, Transcript
+from trainer.terminal import version_of
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -125,7 +126,7 @@ def sequences(
     for span in transcript.spans:
         _check_span(span)
         temperature[span.start : span.stop] = span.sampling.temperature
-        lags[span.start : span.stop] = lag(span.version)
+        lags[span.start : span.stop] = lag(version_of(span))
     turns = _turn_of_each(transcript)
     bounds = [*transcript.segments, len(ids)]
     found = []

@@ -136,6 +136,8 @@ class AlgorithmConfig(Frozen):
     """Siblings per group."""
     max_lag: Annotated[int, Field(ge=0)] = 1
     """Most trainer steps between the weights that sampled a token and those it trains; 0 is synchronous."""
+    replayed: bool = False
+    """Train on what another run's weights sampled (`rollmill replay --into`): it counts as `max_lag` steps old."""
     late: Late = Late.MASK
     """What becomes of tokens beyond `max_lag`. A synchronous run always waits."""
     filter: Filter = Filter.SUCCESS

@@ -37,7 +37,7 @@ from trainer.config import Late
 from trainer.group import Group, OpenGroup
 from trainer.pacing import Pacing, PacingState
 from trainer.rules import GroupRules, reason_to_drop
-from trainer.terminal import Terminal
+from trainer.terminal import OTHER_RUN, Terminal
 
 log = logging.getLogger(__name__)
 
@@ -221,8 +221,14 @@ class GroupAssembler:
 
     def lag(self, version: int) -> int:
         """Return how many steps lie between a version and the weights that the next step trains."""
+        if version == OTHER_RUN:
+            return self.rules.max_lag if self.rules.replayed else UNKNOWN_LAG
         made_by = self.versions.get(version)
         return UNKNOWN_LAG if made_by is None else self.steps - made_by
+
+    def lag_at_use(self, version: int) -> int:
+        """Return the same for the step that was decided last: to the weights that it begins with."""
+        return self.lag(version) - (version != OTHER_RUN)
 
     def state(self) -> AssemblerState:
         """Return what must be remembered now."""

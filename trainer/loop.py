@@ -375,8 +375,7 @@ class Trainer:
         batch = step_batch(
             step,
             self._config.algorithm,
-            # The assembler has already counted this step; the lag is to the weights that it begins with.
-            lag=lambda version: self._assembler.lag(version) - 1,
+            lag=self._assembler.lag_at_use,
             vocabulary=self._learner.vocabulary,
         )
         return self._learner.step(batch, self._thread.given_up)

@@ -30,6 +30,8 @@ class GroupRules:
     """What must differ between siblings."""
     max_lag: int
     """Tokens with a larger lag are not trained on."""
+    replayed: bool = False
+    """Tokens of another run's weights count as `max_lag` steps old, not as too old."""
     estimator: Estimator
     """How rewards become advantages."""
     std: bool
@@ -51,6 +53,7 @@ class GroupRules:
             siblings_needed=algorithm.siblings_needed,
             filter=algorithm.filter,
             max_lag=algorithm.max_lag,
+            replayed=algorithm.replayed,
             estimator=algorithm.estimator,
             std=algorithm.std,
             recent=stop.success_groups,

@@ -15,9 +15,17 @@ from schemas.batch import content_hash
 from schemas.decisions import Member, SampleRef
 from schemas.messages import Trajectory
 from schemas.outcome import Completed
-from schemas.transcript import Transcript
+from schemas.transcript import SampledSpan, Transcript
 from trainer.advantages import soft_overlong
 from trainer.config import Overlong
+
+OTHER_RUN = -1
+"""In place of a version: the weights were another run's."""
+
+
+def version_of(span: SampledSpan) -> int:
+    """Return the version of this run's weights that sampled a span; OTHER_RUN if another run's did."""
+    return OTHER_RUN if span.weights_of else span.version
 
 
 class UnusableReward(RollmillError):
@@ -116,7 +124,7 @@ def terminal(received: Received[Trajectory], overlong: Overlong | None, *, keep_
         truncated=outcome.truncated,
         turns=turns,
         turn_rewards=outcome.turn_rewards,
-        sampled=tuple((span.version, span.stop - span.start) for span in spans),
+        sampled=tuple((version_of(span), span.stop - span.start) for span in spans),
         transcript=transcript if keep_tokens else None,
     )
 

@@ -253,6 +253,9 @@ BEFORE_TURN_REWARDS = Completed(components={"door": 0.0, "format": -0.5}, reward
 OLDER: dict[str, Message] = {
     "rollmill.rollout.1": msgspec.structs.replace(SAMPLES["rollmill.rollout"], gradings=0),
     "rollmill.trajectory.1": msgspec.structs.replace(SAMPLES["rollmill.trajectory"], outcome=BEFORE_TURN_REWARDS),
+    # Before a span said whose weights sampled it.
+    "rollmill.rollout.2": SAMPLES["rollmill.rollout"],
+    "rollmill.trajectory.2": SAMPLES["rollmill.trajectory"],
     "rollmill.step.1": msgspec.structs.replace(SAMPLES["rollmill.step"], missing=0),
     "rollmill.trainer_started.1": msgspec.structs.replace(SAMPLES["rollmill.trainer_started"], forked_from=None),
 }

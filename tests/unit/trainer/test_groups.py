@@ -8,6 +8,7 @@ from synthetic_log import START, end, failed, random_log, rules
 from schemas.decisions import DropReason, StepDecided
 from trainer.config import Filter
 from trainer.groups import Dropped, GroupAssembler, Script, ScriptBroken, Step
+from trainer.terminal import OTHER_RUN
 
 
 def assembler(state=START, script=None, versions=None, **changes):
@@ -354,3 +355,21 @@ def test_of_a_group_that_is_decided_only_its_name_is_kept():
     assert (machine.kept, machine.open_groups, machine.buffered()) == (0, 0, ())
     assert all(machine._arbiter.ended(name) == 0 for name in names)
     assert machine.state().low == machine.position
+
+
+def test_tokens_of_another_runs_weights_are_too_old_unless_the_run_takes_them():
+    """Then they count as old as may be: within the limit, and never as fresh."""
+    log = [
+        end(0, "a", 0, 1.0, sampled=((OTHER_RUN, 3),)),
+        end(1, "a", 1, sampled=((OTHER_RUN, 3),)),
+        end(2, "b", 0, 1.0, sampled=((OTHER_RUN, 3),)),
+    ]
+    log.append(end(3, "b", 1, sampled=((OTHER_RUN, 3),)))
+
+    refused = feed(assembler(max_lag=2), log)
+    taken = assembler(max_lag=2, replayed=True)
+    (step,) = feed(taken, log)
+
+    assert [event.reason for event in refused] == [DropReason.STALE] * 2
+    assert [group.id for group in step.groups] == ["a", "b"]
+    assert (taken.lag_at_use(OTHER_RUN), taken.lag_at_use(0)) == (2, 0)
