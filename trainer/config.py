@@ -302,6 +302,21 @@ class CheckpointConfig(Frozen):
     """Published weight directories kept; the policy may still be loading the one before the last."""
 
 
+class EvaluationConfig(Frozen):
+    """What is played with a version while training goes on, to know how good it is; nobody trains on it."""
+
+    tasks: dict[str, Any]
+    """The suite, as `[tasks]` says tasks; finite. Limits that it does not give are those of `[tasks]`."""
+    every: Count = 10
+    """Trainer steps between evaluations; the model that the run begins with is evaluated too."""
+    samples: Count = 1
+    """Samples of each task."""
+    temperature: NonNegative | None = None
+    """Sampling temperature; that of training unless given."""
+    start_within_s: Positive = 3600.0
+    """A task of the suite that was not started so long after its publication is missing, seconds."""
+
+
 class Fork(Frozen):
     """The checkpoint of another run whose weights this run begins with; written by `rollmill train --fork`."""
 
@@ -346,6 +361,8 @@ class RunConfig(Frozen):
     """What changes with the trainer's steps."""
     tasks: dict[str, Any] = {}
     """For the producer of the run's tasks; the trainer only records it."""
+    evaluation: EvaluationConfig | None = None
+    """What is played with the versions to know how good they are; nothing unless given."""
     forked_from: Fork | None = None
     """Where the weights in `model` come from, if this run is a fork of another one."""
 

@@ -54,6 +54,7 @@ RULES: Mapping[str, Rule] = {
     "device": _free("sums are rounded another way from here on"),
     "algorithm": _free("for steps decided from here on; recorded ones keep their batches"),
     "curriculum": _free("by the number of steps made, from here on"),
+    "evaluation": _free("for steps made from here on; what is recorded stays"),
     "stop": _free("when to end"),
     "buffer_bytes": _free("how much memory the trainer takes"),
     "checkpoints": _free("what is kept from here on"),

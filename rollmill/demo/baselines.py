@@ -5,26 +5,19 @@ They are played without a model and without the pipeline: they are no rollouts, 
 
 from __future__ import annotations
 
-from rollmill.demo.evaluation import Score, Suite, wilson
+from rollmill.demo.evaluation import Suite
+from schemas.scores import Scores
 from stages.handlers.keydoor_policies import Policy, play
+from trainer.evaluation import Played, scores
 
 
-def baseline(policy: Policy, suite: Suite, seed: int) -> Score:
-    """Return the score of a scripted policy on the hunts of a suite."""
-    wins, turns = 0, 0
+def baseline(policy: Policy, suite: Suite, seed: int) -> Scores:
+    """Return the figures of a scripted policy on the hunts of a suite."""
+    played = []
     for index in range(suite.episodes):
         payload = {"size": suite.size, "turns": suite.turns, "split": "held_out", "index": index}
         shown = play(policy, payload, dice=f"{seed} {index}", seed=seed)
-        if shown.verdict["opened"]:
-            wins += 1
-            turns += sum(message["role"] == "assistant" for message in shown.messages)
-    low, high = wilson(wins, suite.episodes)
-    return Score(
-        success=wins / suite.episodes,
-        low=low,
-        high=high,
-        turns=turns / wins if wins else 0.0,
-        valid=1.0,
-        missing=0,
-        trajectories=(),
-    )
+        turns = sum(message["role"] == "assistant" for message in shown.messages)
+        success = float(shown.verdict["opened"])
+        played.append(Played(task=str(index), success=success, turns=turns, valid=turns))
+    return scores("baseline", played)

@@ -11,10 +11,10 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from rollmill.demo.evaluation import Score
+from schemas.scores import Scores
 
 
-def draw(path: Path, scores: Mapping[str, Score], curve: Sequence[tuple[int, float]], optimum: float) -> None:
+def draw(path: Path, scores: Mapping[str, Scores], curve: Sequence[tuple[int, float]], optimum: float) -> None:
     """Write the chart as PNG.
 
     Args:
@@ -34,7 +34,7 @@ def draw(path: Path, scores: Mapping[str, Score], curve: Sequence[tuple[int, flo
     bars.set(title="success on held-out hunts (95 % intervals)", ylim=(0, 1.05), ylabel="success")
     course.plot([step for step, _ in curve], [value for _, value in curve], marker="o", color="#5b8def")
     course.set(title="training", xlabel="trainer step", ylabel="success of the last groups", ylim=(0, 1.05))
-    turns.bar(names, [score.turns for score in scores.values()], color="#5b8def")
+    turns.bar(names, [score.turns_to_success for score in scores.values()], color="#5b8def")
     turns.axhline(optimum, linestyle="--", color="#444", label=f"shortest possible: {optimum:.1f}")
     turns.set(title="turns to success", ylabel="turns")
     turns.legend(loc="lower right")

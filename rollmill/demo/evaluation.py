@@ -1,28 +1,23 @@
-"""Measures a policy on hunts: publishes them as a run of its own and grades what comes out of the pipeline.
+"""Measures a policy on hunts, before and after training, with the same hunts and the same seeds.
 
-An evaluation run is never trained on. Before and after training it meets the same hunts with the same seeds. The
-interval is Wilson's (1927) at 95 %, over tasks: each hunt is played once.
+A suite is played as any evaluation is (`rollmill/evaluator.py`), whatever version the policy serves.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from infra.bus import Bus
 from infra.clock import Clock
-from infra.wire import Publisher
-from producers.collect import outcomes
+from infra.errors import WaitTimeout
 from producers.generated import GeneratedSource
-from producers.publish import ensure_manifest, publish_source
+from rollmill.evaluator import play
 from schemas.control import RunManifest
 from schemas.messages import Trajectory
-from schemas.outcome import Completed
+from schemas.scores import Scores
 from schemas.transcript import Sampling
-
-WILSON_Z = 1.959964
-"""Quantile of the normal distribution for a 95 % interval."""
+from trainer.evaluation import scores
 
 LIMIT_S = 180.0
 """Longest wait for an evaluation, seconds."""
@@ -45,26 +40,16 @@ class Suite:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score:
-    """What a policy achieved on a suite."""
+class Measured:
+    """What a policy did on a suite."""
 
-    success: float
-    """Share of hunts that ended with the door open."""
-    low: float
-    """Lower end of the 95 % interval."""
-    high: float
-    """Upper end."""
-    turns: float
-    """Mean turns of the successful hunts; 0 if there is none."""
-    valid: float
-    """Share of turns whose text was an allowed action."""
-    missing: int
-    """Hunts without a grade: failures of the system, outside all figures above."""
-    trajectories: tuple[Trajectory, ...]
-    """All of them, in log order."""
+    scores: Scores
+    """The figures."""
+    trajectories: Sequence[Trajectory]
+    """What they were made from."""
 
 
-async def evaluate(
+async def measure(
     bus: Bus,
     clock: Clock,
     suite: Suite,
@@ -72,8 +57,8 @@ async def evaluate(
     run: str,
     seed: int,
     on_progress: Callable[[int], None] = lambda _: None,
-) -> Score:
-    """Play a suite through the pipeline and return the score.
+) -> Measured:
+    """Play a suite through the pipeline.
 
     Raises:
         infra.errors.WaitTimeout: the pipeline did not finish in time.
@@ -88,35 +73,11 @@ async def evaluate(
         sampling=Sampling(temperature=suite.temperature, max_tokens=8),
         max_sampled_tokens=8 * suite.turns,
     )
-    manifest = await ensure_manifest(bus, clock, Publisher(bus, clock, "producer"), wanted)
-    await publish_source(bus, clock, source, wanted)
-    found = await outcomes(bus, clock, manifest, suite.episodes, limit_s=LIMIT_S, on_progress=on_progress)
-    return score(found)
-
-
-def score(trajectories: list[Trajectory]) -> Score:
-    """Return the score of played hunts; those that the system failed are counted apart."""
-    graded = [(t, t.outcome) for t in trajectories if isinstance(t.outcome, Completed)]
-    wins = sum(outcome.success for _, outcome in graded)
-    low, high = wilson(wins, len(graded))
-    turns = [len(t.transcript.turns) for t, outcome in graded if outcome.success == 1 and t.transcript]
-    valid = [turn.valid for t, _ in graded if t.transcript for turn in t.transcript.turns]
-    return Score(
-        success=wins / len(graded) if graded else 0.0,
-        low=low,
-        high=high,
-        turns=sum(turns) / len(turns) if turns else 0.0,
-        valid=sum(valid) / len(valid) if valid else 0.0,
-        missing=len(trajectories) - len(graded),
-        trajectories=tuple(trajectories),
-    )
-
-
-def wilson(successes: float, n: int) -> tuple[float, float]:
-    """Return the 95 % interval of a proportion (Wilson, 1927); (0, 1) when nothing was observed."""
-    if n == 0:
-        return 0.0, 1.0
-    p, z2 = successes / n, WILSON_Z**2
-    centre = (p + z2 / (2 * n)) / (1 + z2 / n)
-    half = WILSON_Z * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n)) / (1 + z2 / n)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    ended = await play(bus, clock, source, wanted, limit_s=LIMIT_S, on_progress=on_progress)
+    found = [one.trajectory for one in ended if one.trajectory is not None]
+    if len(found) < len(ended):
+        raise WaitTimeout(
+            f"waited {LIMIT_S:g} s for {len(ended)} outcomes of run {run!r}, {len(found)} came; `rollmill status` "
+            f"shows which stage is behind"
+        )
+    return Measured(scores=scores(run, [one.played for one in ended]), trajectories=found)

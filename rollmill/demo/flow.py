@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from infra.errors import BusError, RollmillError
 from rollmill.demo.baselines import baseline
 from rollmill.demo.chart import draw
-from rollmill.demo.evaluation import Score, Suite, evaluate
+from rollmill.demo.evaluation import Measured, Suite, measure
 from rollmill.demo.machine import Conservation, Machine
 from rollmill.demo.queries import CONSERVATION, QUESTIONS
 from rollmill.demo.recipe import Recipe
@@ -28,6 +28,7 @@ from rollmill.lag import stage_lags
 from rollmill.transcript_view import conversation
 from rollmill.watch import RunState, RunWatch
 from schemas.outcome import Completed
+from schemas.scores import Scores
 from stages.handlers.keydoor_policies import expert, random_player
 from stages.run.render import Renderer
 from trainer.replay import ReplayReport, replay
@@ -111,12 +112,12 @@ async def tell(machine: Machine, story: Story, recipe: Recipe, screen: Screen, *
 
 async def _play(
     machine: Machine, story: Story, recipe: Recipe, screen: Screen, *, kill: bool
-) -> tuple[dict[str, Any], dict[str, Score], dict[str, Score], RunState]:
+) -> tuple[dict[str, Any], dict[str, Measured], dict[str, Measured], RunState]:
     """Evaluate, train, evaluate, replay, check."""
     _serve(story.served, story.warm)
     await machine.load(story.warm)
     before = await _measure(machine, story, recipe, screen, "before")
-    _require_fit(before["sampled"], recipe)
+    _require_fit(before["sampled"].scores, recipe)
     state, kills = await _train(machine, story, recipe, screen, kill=kill)
     after = await _measure(machine, story, recipe, screen, "after")
     _show_episode(story, before["sampled"], after["sampled"], screen)
@@ -157,30 +158,30 @@ def _serve(link: Path, model: Path) -> None:
     fresh.replace(link)
 
 
-async def _measure(machine: Machine, story: Story, recipe: Recipe, screen: Screen, when: str) -> dict[str, Score]:
+async def _measure(machine: Machine, story: Story, recipe: Recipe, screen: Screen, when: str) -> dict[str, Measured]:
     """Play all suites at once, so that the engine batches across them."""
     done = dict.fromkeys((suite.name for suite in recipe.suites()), 0)
     total = sum(suite.episodes for suite in recipe.suites())
 
-    async def one(suite: Suite) -> Score:
+    async def one(suite: Suite) -> Measured:
         def on_progress(count: int) -> None:
             done[suite.name] = count
             screen.figures(f"evaluation {when}: {sum(done.values())}/{total} episodes")
 
         run = f"{story.run}-{when}-{suite.name}"
-        return await evaluate(machine.bus, machine.clock, suite, run=run, seed=story.seed, on_progress=on_progress)
+        return await measure(machine.bus, machine.clock, suite, run=run, seed=story.seed, on_progress=on_progress)
 
-    scores = await asyncio.gather(*(one(suite) for suite in recipe.suites()))
-    found = {suite.name: score for suite, score in zip(recipe.suites(), scores, strict=True)}
-    sampled = found["sampled"]
+    measured = await asyncio.gather(*(one(suite) for suite in recipe.suites()))
+    found = {suite.name: each for suite, each in zip(recipe.suites(), measured, strict=True)}
+    sampled, greedy, larger = (found[name].scores for name in ("sampled", "greedy", "7x7"))
     screen.say(
         f"{when}: success [bold]{sampled.success:.2f}[/] ({sampled.low:.2f} to {sampled.high:.2f}), "
-        f"greedy {found['greedy'].success:.2f}, 7x7 {found['7x7'].success:.2f}, format {sampled.valid:.2f}"
+        f"greedy {greedy.success:.2f}, 7x7 {larger.success:.2f}, format {sampled.valid:.2f}"
     )
     return found
 
 
-def _require_fit(score: Score, recipe: Recipe) -> None:
+def _require_fit(score: Scores, recipe: Recipe) -> None:
     if score.valid < recipe.format_floor or score.success < recipe.success_floor:
         raise DemoFailed(
             f"the warm start is not fit for training: format {score.valid:.2f} (at least {recipe.format_floor}), "
@@ -255,7 +256,7 @@ async def _show_figures(machine: Machine, watch: RunWatch, recipe: Recipe, scree
         await machine.clock.sleep(SHOW_EVERY_S)
 
 
-def _show_episode(story: Story, before: Score, after: Score, screen: Screen) -> None:
+def _show_episode(story: Story, before: Measured, after: Measured, screen: Screen) -> None:
     """Show the same hunt before and after: one that was lost at first and won later."""
     renderer = Renderer(story.warm)
     lost = {t.task.row: t for t in before.trajectories if isinstance(t.outcome, Completed) and not t.outcome.success}
@@ -286,22 +287,24 @@ def _show_questions(story: Story, screen: Screen) -> None:
         screen.print(f'rollmill sql "{question.of(story.run)}"')
 
 
-def _chart(story: Story, recipe: Recipe, before: dict[str, Score], after: dict[str, Score], state: RunState) -> None:
+def _chart(
+    story: Story, recipe: Recipe, before: dict[str, Measured], after: dict[str, Measured], state: RunState
+) -> None:
     suite = recipe.suites()[0]
     best = baseline(expert, suite, story.seed)
     players = {
         "random": baseline(random_player, suite, story.seed),
-        "warm start": before["sampled"],
-        "final": after["sampled"],
+        "warm start": before["sampled"].scores,
+        "final": after["sampled"].scores,
         "expert": best,
     }
-    draw(story.chart, players, state.curve, best.turns)
+    draw(story.chart, players, state.curve, best.turns_to_success)
 
 
 def _result(
     machine: Machine,
-    before: dict[str, Score],
-    after: dict[str, Score],
+    before: dict[str, Measured],
+    after: dict[str, Measured],
     state: RunState,
     kills: Kills,
     report: ReplayReport,
@@ -310,19 +313,19 @@ def _result(
 ) -> dict[str, Any]:
     return {
         "bus": machine.name,
-        "success_before": before["sampled"].success,
-        "success_after": after["sampled"].success,
+        "success_before": before["sampled"].scores.success,
+        "success_after": after["sampled"].scores.success,
         "ci": {
-            "before": [before["sampled"].low, before["sampled"].high],
-            "after": [after["sampled"].low, after["sampled"].high],
+            "before": [before["sampled"].scores.low, before["sampled"].scores.high],
+            "after": [after["sampled"].scores.low, after["sampled"].scores.high],
         },
-        "greedy_before": before["greedy"].success,
-        "greedy_after": after["greedy"].success,
-        "success_7x7_before": before["7x7"].success,
-        "success_7x7_after": after["7x7"].success,
-        "format_before": before["sampled"].valid,
-        "turns_before": before["sampled"].turns,
-        "turns_after": after["sampled"].turns,
+        "greedy_before": before["greedy"].scores.success,
+        "greedy_after": after["greedy"].scores.success,
+        "success_7x7_before": before["7x7"].scores.success,
+        "success_7x7_after": after["7x7"].scores.success,
+        "format_before": before["sampled"].scores.valid,
+        "turns_before": before["sampled"].scores.turns_to_success,
+        "turns_after": after["sampled"].scores.turns_to_success,
         "seconds": round(seconds, 1),
         "steps": state.step,
         "stopped": state.ended,
