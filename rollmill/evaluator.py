@@ -126,6 +126,11 @@ class PipelineEvaluator:
         )
 
 
+def evaluator_of(bus: Bus, clock: Clock, run: RunConfig, folder: Path) -> PipelineEvaluator | None:
+    """Return what plays a run's suite; none if it has no `[evaluation]`. Raises ConfigError."""
+    return PipelineEvaluator(bus, clock, run, folder) if run.evaluation is not None else None
+
+
 def suite_of(config: EvaluationConfig, tasks: dict[str, Any], folder: Path) -> tuple[Described, TaskSource]:
     """Return an evaluation's suite, as described and as a source. Raises ConfigError."""
     limits = {key: tasks[key] for key in INHERITED if key in tasks}

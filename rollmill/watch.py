@@ -20,6 +20,7 @@ from schemas.codec import DecodeError
 from schemas.decisions import (
     Branch,
     Decision,
+    Evaluated,
     GroupDropped,
     RunEnded,
     StepDecided,
@@ -27,6 +28,7 @@ from schemas.decisions import (
     VersionPublished,
     undone_by,
 )
+from schemas.scores import Purpose, Scores
 from schemas.telemetry import EventKind, Metrics, StageEvent, StageEvents
 from schemas.topics import DECISIONS, EVENTS, METRICS
 
@@ -62,6 +64,8 @@ class RunState:
     """Groups dropped, by reason."""
     ended: str | None = None
     """Why the run ended, once it has."""
+    evaluated: dict[int, Scores] = field(default_factory=dict)
+    """Step -> what its version achieved on the validation suite."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Last value of each metric of the run."""
     curve: list[tuple[int, float]] = field(default_factory=list)
@@ -146,7 +150,15 @@ class RunWatch:
                         self._take_event(event)
             case Metrics() if message.run == self._run:
                 self._take_metrics(message)
-            case StepDecided() | GroupDropped() | VersionPublished() | RunEnded() | TrainerStarted() | Branch():
+            case (
+                StepDecided()
+                | GroupDropped()
+                | VersionPublished()
+                | RunEnded()
+                | TrainerStarted()
+                | Branch()
+                | Evaluated()
+            ):
                 if message.run == self._run and self._live(message, record.offset):
                     self._take_decision(message)
 
@@ -177,6 +189,10 @@ class RunWatch:
                     del self._groups[step]
                 state.decided, state.kept = decision.from_step, sum(self._groups.values())
                 state.step = min(state.step, decision.from_step)
+                state.evaluated = {step: s for step, s in state.evaluated.items() if step <= decision.from_step}
+            case Evaluated():
+                if decision.purpose is Purpose.EVALUATION:
+                    state.evaluated[decision.step] = decision.scores
 
     def _take_metrics(self, message: Metrics) -> None:
         for point in message.points:

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from schemas.message import Message, Part
+from schemas.scores import Purpose, Scores
 
 
 class DropReason(StrEnum):
@@ -168,7 +169,24 @@ class Branch(Message, frozen=True, kw_only=True, tag="rollmill.branch"):
     """Next offset of `trajectories` up to which the undone steps had been decided."""
 
 
-Decision = TrainerStarted | StepDecided | GroupDropped | VersionPublished | RunEnded | Branch
+class Evaluated(Message, frozen=True, kw_only=True, tag="rollmill.evaluated"):
+    """What a version achieved on the run's validation suite; written once for each evaluated step and purpose."""
+
+    run: str
+    """The run."""
+    epoch: int
+    """Epoch of the writer."""
+    step: int
+    """The step that made the version; 0 is the start."""
+    version: int
+    """The version that was evaluated."""
+    purpose: Purpose
+    """What for."""
+    scores: Scores
+    """The figures."""
+
+
+Decision = TrainerStarted | StepDecided | GroupDropped | VersionPublished | RunEnded | Branch | Evaluated
 
 
 def live_decisions(log: Iterable[tuple[int, Decision]]) -> Iterator[tuple[int, Decision]]:

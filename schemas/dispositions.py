@@ -15,6 +15,7 @@ from schemas.decisions import (
     Branch,
     Decision,
     DropReason,
+    Evaluated,
     GroupDropped,
     RunEnded,
     SampleRef,
@@ -175,7 +176,7 @@ class _Uses:
                 for step in undone_by(list(self._steps), decision):
                     for key in self._steps.pop(step):
                         self.final[key] = (Disposition.ROLLED_BACK, self.final[key][1])
-            case TrainerStarted() | VersionPublished():
+            case TrainerStarted() | VersionPublished() | Evaluated():
                 pass
 
     def _settle(self, place: Disposition, refs: Iterable[SampleRef]) -> None:

@@ -15,7 +15,16 @@ from enum import StrEnum
 from typing import Generic, TypeVar
 
 from schemas.control import Breaker, Cancel, Control, Credit, Cursor, FeederStarted, PolicyVersion, RunManifest
-from schemas.decisions import Branch, Decision, GroupDropped, RunEnded, StepDecided, TrainerStarted, VersionPublished
+from schemas.decisions import (
+    Branch,
+    Decision,
+    Evaluated,
+    GroupDropped,
+    RunEnded,
+    StepDecided,
+    TrainerStarted,
+    VersionPublished,
+)
 from schemas.limits import BATCH_BYTES
 from schemas.message import Message
 from schemas.messages import Episode, Rollout, Task, Trajectory
@@ -194,7 +203,7 @@ TRAJECTORIES: Topic[Trajectory] = Topic(
 )
 DECISIONS: Topic[Decision] = Topic(
     name="decisions",
-    carries=(TrainerStarted, StepDecided, GroupDropped, VersionPublished, RunEnded, Branch),
+    carries=(TrainerStarted, StepDecided, GroupDropped, VersionPublished, RunEnded, Branch, Evaluated),
     partitions=8,
     spread=Spread.RUN,
     producers=("trainer",),

@@ -18,7 +18,7 @@ import logging
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,10 +98,19 @@ def latest(parent: Path, accept: Accept = lambda _: True) -> Checkpoint | None:
     return None
 
 
-def prune(parent: Path, keep: int, *, milestones: int | None, own: TrainerState, live: Accept) -> None:
+def prune(
+    parent: Path,
+    keep: int,
+    *,
+    milestones: int | None,
+    own: TrainerState,
+    live: Accept,
+    pinned: Collection[int | None] = (),
+) -> None:
     """Remove checkpoints that no resume and no rollback needs, and what an interrupted `save` left.
 
-    Of the steps that the run has live, the newest `keep` stay, and every one that `milestones` divides; a rollback to
+    Of the steps that the run has live, the newest `keep` stay, every one that `milestones` divides and every one that
+    is pinned; a rollback to
     a step between two that stay begins at the one before it. A step that was saved twice is one step and the newer
     checkpoint stays, so that repeated resumes never push older steps out.
 
@@ -111,23 +120,24 @@ def prune(parent: Path, keep: int, *, milestones: int | None, own: TrainerState,
         milestones: keep these multiples too.
         own: the checkpoint just written; what a later trainer has begun to write beside it is left alone.
         live: tells whether a checkpoint's step is one of the run, and not one that was rolled back.
+        pinned: steps that stay, whatever their age.
     """
     kept: set[int] = set()
     for directory in list(_candidates(parent)):
         state = _state(directory)
         wanted = state is not None and live(state) and state.step not in kept
-        if state is None or not wanted or not (len(kept) < keep or _divides(milestones, state.step)):
-            shutil.rmtree(directory)
-        else:
+        if state is not None and wanted and (len(kept) < keep or _stays(state.step, milestones, pinned)):
             kept.add(state.step)
+        else:
+            shutil.rmtree(directory)
     for partial in parent.glob(".*-*.*"):
         match = _PARTIAL.fullmatch(partial.name)
         if match and int(match[1]) <= own.epoch:
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def _divides(milestones: int | None, step: int) -> bool:
-    return milestones is not None and step % milestones == 0
+def _stays(step: int, milestones: int | None, pinned: Collection[int | None]) -> bool:
+    return step in pinned or (milestones is not None and step % milestones == 0)
 
 
 def _candidates(parent: Path) -> Iterator[Path]:

@@ -10,7 +10,7 @@ protocol; it does not know how a suite is played, and never imports torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -139,6 +139,16 @@ def pass_at(tasks: Iterable[Sequence[float]]) -> tuple[float, ...]:
     return tuple(
         _mean([1 - math.comb(n - c, k) / math.comb(n, k) for n, c in counts if n >= k]) for k in range(1, most + 1)
     )
+
+
+def best(evaluations: Mapping[int, Scores]) -> int | None:
+    """Return the step whose version achieved most; of several the first, since none after it achieved more.
+
+    Args:
+        evaluations: step -> what its version achieved; incomplete results are not compared.
+    """
+    complete = {step: found.success for step, found in evaluations.items() if not found.incomplete}
+    return min(complete, key=lambda step: (-complete[step], step), default=None)
 
 
 def _mean(values: Sequence[float]) -> float:

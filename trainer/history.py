@@ -16,6 +16,7 @@ from infra.errors import RollmillError
 from schemas.decisions import (
     Branch,
     Decision,
+    Evaluated,
     GroupDropped,
     RunEnded,
     StepDecided,
@@ -24,6 +25,7 @@ from schemas.decisions import (
     live_decisions,
     undone_by,
 )
+from schemas.scores import Purpose
 from trainer.config import AlgorithmConfig, StopConfig
 from trainer.groups import Script
 from trainer.rules import GroupRules
@@ -44,6 +46,10 @@ class History:
     """In log order, those of undone steps too: their numbers are used."""
     branches: list[Branch] = field(default_factory=list)
     """In log order."""
+    evaluations: dict[int, Evaluated] = field(default_factory=dict)
+    """Step -> what its version achieved, of the steps that were not undone."""
+    gate: Evaluated | None = None
+    """What the model that the run begins with achieved before its first step."""
     closed_from: dict[str, int] = field(default_factory=dict)
     """Group of an undone step -> the step from which on it is closed: the lowest one that the run went on from."""
     settled: set[str] = field(default_factory=set)
@@ -93,6 +99,10 @@ class History:
                 self.ended = decision
             case Branch():
                 self._branch(decision)
+            case Evaluated(purpose=Purpose.GATE):
+                self.gate = decision
+            case Evaluated():
+                self.evaluations[decision.step] = decision
 
     def _branch(self, branch: Branch) -> None:
         stays = branch.from_step
@@ -103,6 +113,7 @@ class History:
             step = self.steps.pop(number)
             self._undone_steps.add((number, step.digest))
             self.closed_from.update(dict.fromkeys((member.group for member in step.members), stays))
+        self.evaluations = {step: found for step, found in self.evaluations.items() if step <= stays}
         decided = self._offsets.get(stays, -1)
         self.settled |= {group for group, offset in self._dropped_at.items() if offset > decided}
         self._undone |= {v.version for v in self.versions if v.step > stays}

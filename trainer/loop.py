@@ -33,6 +33,8 @@ from trainer.config import RunConfig
 from trainer.credit import credit
 from trainer.decision_log import DecisionLog, read_decisions
 from trainer.ending import Ending, ending
+from trainer.evaluating import Evaluations
+from trainer.evaluation import Evaluator
 from trainer.groups import Dropped, Event, GroupAssembler, Step
 from trainer.history import History
 from trainer.learner import Learner, StepMetrics
@@ -86,6 +88,7 @@ async def run(
     *,
     resume: bool = False,
     rollback: int | None = None,
+    evaluator: Evaluator | None = None,
     stop: asyncio.Event | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> RunResult:
@@ -97,6 +100,7 @@ async def run(
         clock: for limits and rates.
         resume: go on with a run that was started before; without it such a run is refused.
         rollback: go on with it from this step, and undo the later ones.
+        evaluator: plays the suite of a run with an `[evaluation]`.
         stop: ends the run in good order when set.
         on_progress: told what changes.
 
@@ -106,7 +110,7 @@ async def run(
         trainer.ending.NothingToLearn: too many groups in a row were dropped, and the run is told to raise then.
     """
     with RunLock(config.directory):
-        trainer = Trainer(config, bus, clock, on_progress)
+        trainer = Trainer(config, bus, clock, on_progress, evaluator)
         try:
             await trainer.take_over(Intent(resume=resume or rollback is not None, rollback=rollback))
             return await trainer.end(await trainer.train(stop or asyncio.Event()))
@@ -121,7 +125,14 @@ class Trainer:
     _assembler: GroupAssembler
     _announcer: Announcer
 
-    def __init__(self, config: RunConfig, bus: Bus, clock: Clock, on_progress: Callable[[Progress], None]) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        bus: Bus,
+        clock: Clock,
+        on_progress: Callable[[Progress], None],
+        evaluator: Evaluator | None,
+    ) -> None:
         self._config = config
         self._bus = bus
         self._clock = clock
@@ -129,6 +140,7 @@ class Trainer:
         self._publisher = Publisher(bus, clock, "trainer")
         self._log = DecisionLog(bus, clock, self._publisher, config.run)
         self._meter = Meter(clock, Progress(run=config.run, max_steps=config.stop.max_steps))
+        self._evaluations = Evaluations(config, evaluator, self._log, self._publisher, clock)
         self._thread = LearnerThread()
         self._tokenizer = tokenizer_of(config)
         self._spool = Spool(bus, clock, config.run, config.buffer_bytes)
@@ -164,9 +176,7 @@ class Trainer:
         if saved is not None and not history.holds(saved.state):
             saved = await self._thread.run(lambda: find_checkpoint(self._config, history))
         await self._restore(history, saved, begin)
-        if not self._assembler.catching_up:
-            await self._publish_weights()
-            await self._grant()
+        await self._make_known()
 
     async def _load(self) -> dict[str, Any]:
         """Load the model and return what the run is now."""
@@ -218,6 +228,7 @@ class Trainer:
             next_version=history.next_version,
         )
         self._lowest_version = history.lowest_version
+        self._evaluations.stand(history)
         self._show(step=self._assembler.steps)
 
     def _where(self, history: History) -> tuple[str, int, int, int]:
@@ -237,6 +248,7 @@ class Trainer:
         try:
             while (end := self._ending(stop, began)) is None:
                 await self._log.check()
+                await self._evaluations.note()
                 self._show(phase="catching up" if self._assembler.catching_up else "waiting")
                 for record in await self._poll(reader):
                     await self._take(record)
@@ -338,6 +350,7 @@ class Trainer:
         filled = await self._spool.fill(step)
         metrics = await self._thread.run(lambda: self._learn(filled))
         took_s = self._clock.monotonic() - asked
+        await self._settle()
         self._digests[step.number] = step.digest
         self._last = TrainerState(
             run=self._config.run,
@@ -346,11 +359,10 @@ class Trainer:
             decisions=self._log.last_offset,
             assembler=self._assembler.state(),
         )
-        if step.number % self._config.checkpoints.every == 0:
+        # A step that is evaluated is one that the run may go back to.
+        if step.number % self._config.checkpoints.every == 0 or self._evaluations.due(step.number):
             await self._save()
-        if not self._assembler.catching_up:
-            await self._publish_weights()
-            await self._grant()
+        await self._make_known()
         points = self._meter.step(step, metrics, took_s)
         if self._meter.alarm:
             log.warning("run %s: %s", self._config.run, self._meter.alarm)
@@ -380,15 +392,31 @@ class Trainer:
         )
         return self._learner.step(batch, self._thread.given_up)
 
+    async def _settle(self) -> None:
+        """Let the evaluation of the version before end: until then that is the one that the policy serves."""
+        if self._evaluations.running:
+            self._show(phase="evaluating")
+            await self._evaluations.settle()
+
     # ---- what follows a step
+
+    async def _make_known(self) -> None:
+        """Announce the weights and give credit, unless later ones are already in the log and nobody asks for these."""
+        step = self._assembler.steps
+        due = self._evaluations.due(step)
+        if due or not self._assembler.catching_up:
+            version = await self._publish_weights()
+            if due:
+                self._evaluations.begin(step, version)
+        await self._grant()
 
     async def _save(self) -> None:
         state, parent = self._last, self._config.checkpoints_directory
 
         def write() -> None:
             checkpoint.save(parent, state, self._learner.weights(), self._learner.optimizer_bytes())
-            limits, live = self._config.checkpoints, self._live
-            checkpoint.prune(parent, limits.keep, milestones=limits.milestones, own=state, live=live)
+            limits, live, best = self._config.checkpoints, self._live, self._evaluations.best
+            checkpoint.prune(parent, limits.keep, milestones=limits.milestones, own=state, live=live, pinned=(best,))
 
         await self._thread.run(write)
         self._saved = state.step
@@ -397,13 +425,14 @@ class Trainer:
         """Tell whether a checkpoint is of this run as it is: not of another log, not of a step that was undone."""
         return state.step == 0 or self._digests.get(state.step) == state.digest
 
-    async def _publish_weights(self) -> None:
+    async def _publish_weights(self) -> int:
         step = self._assembler.steps
         directory, digest = await self._thread.run(lambda: self._announcer.write(step, self._learner.weights()))
         version = await self._announcer.announce(step, directory, digest)
         self._assembler.published(version, step)
         self._directory = str(directory)
         self._show(version=version)
+        return version
 
     async def _grant(self, *, closed: bool = False) -> None:
         """Tell the feeder how far it may go, if that has changed."""
@@ -427,6 +456,7 @@ class Trainer:
 
     async def end(self, ending: Ending) -> RunResult:
         """Write the end down and close the run's credit. Raises what the run ends with, if that is an error."""
+        await self._settle()
         if self._saved != self._last.step:
             await self._save()
         await self._log.write(
@@ -453,6 +483,7 @@ class Trainer:
 
     async def close(self) -> None:
         """Give up connections and the learner's thread."""
+        await self._evaluations.close()
         await self._log.close()
         self._thread.close()
 

@@ -20,6 +20,7 @@ from schemas.batch import content_hash
 from schemas.decisions import (
     Branch,
     Decision,
+    Evaluated,
     GroupDropped,
     RunEnded,
     StepDecided,
@@ -368,7 +369,7 @@ def decision_rows(received: Received[Decision]) -> Rows:
     epoch = record.offset if isinstance(decision, TrainerStarted) else decision.epoch
     row = (
         decision.run,
-        _decision_kind(decision),
+        _KINDS[type(decision)],
         epoch,
         step,
         getattr(decision, "position", 0),
@@ -378,7 +379,7 @@ def decision_rows(received: Received[Decision]) -> Rows:
         settled,
         getattr(decision, "digest", ""),
         getattr(decision, "advantage_digest", ""),
-        _json(decision.config) if isinstance(decision, TrainerStarted) else "",
+        _decision_body(decision),
         record.timestamp_ms,
         *_place(record),
     )
@@ -498,20 +499,26 @@ def _overlap(span: SampledSpan, turn: Turn) -> bool:
     return span.start < turn.stop and turn.sampled < span.stop
 
 
-def _decision_kind(decision: Decision) -> str:
+_KINDS: Mapping[type[Decision], str] = {
+    TrainerStarted: "started",
+    StepDecided: "step",
+    GroupDropped: "dropped",
+    VersionPublished: "version",
+    RunEnded: "ended",
+    Branch: "branch",
+    Evaluated: "evaluated",
+}
+"""What the `decisions` table calls a decision."""
+
+
+def _decision_body(decision: Decision) -> str:
     match decision:
         case TrainerStarted():
-            return "started"
-        case StepDecided():
-            return "step"
-        case GroupDropped():
-            return "dropped"
-        case VersionPublished():
-            return "version"
-        case RunEnded():
-            return "ended"
-        case Branch():
-            return "branch"
+            return _json(decision.config)
+        case Evaluated():
+            return _json(decision.scores)
+        case _:
+            return ""
 
 
 def _decision_reason(decision: Decision) -> str:
@@ -520,6 +527,8 @@ def _decision_reason(decision: Decision) -> str:
             return decision.reason.value
         case RunEnded():
             return decision.reason
+        case Evaluated():
+            return decision.purpose.value
         case _:
             return ""
 

@@ -20,6 +20,7 @@ from infra.wire import Publisher
 from producers.publish import ensure_manifest
 from producers.sources import describe
 from rollmill import output, toml
+from rollmill.evaluator import evaluator_of
 from rollmill.manifest import manifest_of
 from stages.handlers.registry import handler
 from trainer.config import RunConfig, load_config
@@ -65,14 +66,14 @@ def command(
     if fork_name:
         result = output.run(_fork(run, run_toml.parent, fork_name, config))
     else:
-        result = output.run(_train(run, config, resume=resume, rollback=rollback))
+        result = output.run(_train(run, run_toml.parent, config, resume=resume, rollback=rollback))
     if result is None:
         raise SystemExit(INTERRUPTED)
     output.print_result(asdict(result), as_json, _show)
 
 
 async def _train(
-    run: RunConfig, config: Config, *, resume: bool = False, rollback: int | None = None
+    run: RunConfig, folder: Path, config: Config, *, resume: bool = False, rollback: int | None = None
 ) -> RunResult | None:
     """Train to the end; None when a signal stopped it, and `--resume` goes on from there."""
     clock = SystemClock()
@@ -81,9 +82,17 @@ async def _train(
     async def work() -> None:
         nonlocal result
         async with connected(config.bus, client="trainer") as bus:
+            evaluator = evaluator_of(bus, clock, run, folder)
             placed = await with_manifest(run, bus, clock)
-            say = _StepLines().say
-            result = await run_trainer(placed, bus, clock, resume=resume, rollback=rollback, on_progress=say)
+            result = await run_trainer(
+                placed,
+                bus,
+                clock,
+                resume=resume,
+                rollback=rollback,
+                evaluator=evaluator,
+                on_progress=_StepLines().say,
+            )
 
     await until_stopped(work())
     return result
@@ -96,15 +105,19 @@ async def _fork(run: RunConfig, folder: Path, name: str, config: Config) -> RunR
     output.errors.print(
         f"{name} begins with step {_step(forked)} of {run.run}: feed it by {forked.directory / RUN_FILE}"
     )
-    return await _train(forked, config)
+    return await _train(forked, folder, config)
 
 
 def anchored(run: RunConfig, folder: Path) -> RunConfig:
-    """Return the run with the file of its tasks by its whole path, so that it is found from any folder."""
-    jsonl = run.tasks.get("jsonl")
-    if jsonl is None:
-        return run
-    return run.model_copy(update={"tasks": {**run.tasks, "jsonl": str((folder / jsonl).resolve())}})
+    """Return the run with the files of its tasks by their whole paths, so that they are found from any folder."""
+
+    def whole(tasks: dict[str, Any]) -> dict[str, Any]:
+        return {**tasks, "jsonl": str((folder / tasks["jsonl"]).resolve())} if "jsonl" in tasks else tasks
+
+    evaluation = run.evaluation
+    if evaluation is not None:
+        evaluation = evaluation.model_copy(update={"tasks": whole(evaluation.tasks)})
+    return run.model_copy(update={"tasks": whole(run.tasks), "evaluation": evaluation})
 
 
 def run_toml_of(run: RunConfig) -> str:

@@ -27,6 +27,7 @@ from producers.reaper import Reaper
 from producers.sources import describe, make_source
 from rollmill.commands.train import with_manifest
 from rollmill.demo.machine import Conservation, put_weights
+from rollmill.evaluator import evaluator_of
 from rollmill.ledger import ledger
 from schemas.topics import TABLE
 from stages.handlers.registry import environment
@@ -94,7 +95,8 @@ class MemoryMachine:
         self._spawn(WeightSync(control, self._client, self.clock, publisher, run=run.run).run())
         source = make_source(describe(dict(run.tasks)), run_toml.parent)
         self._spawn(Feeder(self.bus, self.clock, run.run, source).run())
-        self._spawn(run_trainer(run, self.bus, self.clock, resume=True))
+        evaluator = evaluator_of(self.bus, self.clock, run, run_toml.parent)
+        self._spawn(run_trainer(run, self.bus, self.clock, resume=True, evaluator=evaluator))
 
     async def kill(self, service: str) -> float | None:
         """There is no process to kill."""

@@ -23,6 +23,7 @@ from schemas.control import (
 from schemas.decisions import (
     Branch,
     DropReason,
+    Evaluated,
     ForkedFrom,
     GroupDropped,
     Member,
@@ -36,6 +37,7 @@ from schemas.identity import group_id, payload_digest, task_seed
 from schemas.message import Message
 from schemas.messages import Budgets, Episode, Rollout, Task, Trajectory
 from schemas.outcome import Boundary, Cancelled, Completed, Expired, Failed, FailureKind, StopReason
+from schemas.scores import Purpose, Scores
 from schemas.telemetry import EventKind, MetricPoint, Metrics, StageEvent, StageEvents
 from schemas.topics import Opaque
 from schemas.transcript import SampledSpan, Sampling, Transcript, Turn, pack_logprobs, pack_tokens
@@ -185,6 +187,34 @@ SAMPLES: dict[str, Message] = {
     "rollmill.version": VersionPublished(run=RUN, epoch=12, step=5, version=6, digest="e" * 64),
     "rollmill.run_ended": RunEnded(run=RUN, epoch=12, position=140, step=5, reason="time limit", unused=REFS),
     "rollmill.branch": Branch(run=RUN, epoch=12, from_step=3, position=140),
+    "rollmill.evaluated": Evaluated(
+        run=RUN,
+        epoch=12,
+        step=5,
+        version=6,
+        purpose=Purpose.EVALUATION,
+        scores=Scores(
+            run=f"{RUN}.eval.5.v6",
+            tasks=64,
+            samples=128,
+            missing=3,
+            mixed=1,
+            incomplete=True,
+            success=0.5,
+            low=0.375,
+            high=0.625,
+            worst=0.48828125,
+            best=0.51171875,
+            reward=0.25,
+            pass_at=(0.5, 0.75),
+            varied=0.5,
+            turns=1000,
+            turns_to_success=6.5,
+            valid=0.875,
+            valid_low=0.8525390625,
+            valid_high=0.89453125,
+        ),
+    ),
     "rollmill.run": RunManifest(
         run=RUN,
         seed=RUN_SEED,

@@ -59,6 +59,15 @@ def test_every_golden_message_of_a_stored_topic_has_rows():
         assert stored[type(message)].rows(received(message))
 
 
+def test_an_evaluation_is_a_row_of_decisions_with_its_figures():
+    """Step, version and purpose in columns, the rest as JSON."""
+    message = SAMPLES["rollmill.evaluated"]
+    (row,) = as_dicts(rows.decision_rows(received(message, "decisions")), rows.DECISIONS)
+
+    assert (row["kind"], row["step"], row["version"], row["reason"]) == ("evaluated", 5, 6, "evaluation")
+    assert msgspec.json.decode(row["body"])["success"] == 0.5
+
+
 @settings(deadline=None)
 @given(transcript=transcripts())
 def test_turns_hold_every_token_exactly_once(transcript):

@@ -14,6 +14,7 @@ from rollmill.watch import RunWatch
 from schemas.decisions import (
     Branch,
     DropReason,
+    Evaluated,
     GroupDropped,
     Member,
     RunEnded,
@@ -21,8 +22,10 @@ from schemas.decisions import (
     TrainerStarted,
     VersionPublished,
 )
+from schemas.scores import Purpose
 from schemas.telemetry import EventKind, MetricPoint, Metrics, StageEvent, StageEvents
 from schemas.topics import DECISIONS, EVENTS, METRICS, TABLE
+from trainer.evaluation import Played, scores
 
 
 class Run:
@@ -114,7 +117,13 @@ async def test_a_branch_takes_undone_steps_and_their_groups_back(run):
     for number in (1, 2, 3):
         await run.step(number, "a", "b", epoch=epoch)
         await run.publish_version(number, number, epoch=epoch)
+        figures = scores("r.eval", [Played(task="t", success=1.0)])
+        await run.decide(
+            Evaluated, epoch=epoch, step=number, version=number, purpose=Purpose.EVALUATION, scores=figures
+        )
+    assert [1, 2, 3] == list(run.state.evaluated)
     await run.decide(Branch, epoch=epoch, from_step=1, position=0)
+    assert [1] == list(run.state.evaluated)
     assert (1, 1, 2) == (run.state.decided, run.state.step, run.state.kept)
     await run.publish_version(1, 4, epoch=epoch)
     await run.step(2, "c", epoch=epoch)

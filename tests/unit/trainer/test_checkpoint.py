@@ -83,6 +83,17 @@ def test_milestones_are_kept_beside_the_newest(tmp_path):
     assert names(tmp_path) == ["0-3", "0-6", "0-8"]
 
 
+def test_a_pinned_step_stays_however_old_it_is(tmp_path):
+    """That of the best version, to go back to; once another one is pinned it goes."""
+    for step in range(1, 6):
+        checkpoint.save(tmp_path, state(step), b"w", b"o")
+
+    prune(tmp_path, keep=1, pinned=(2,))
+    assert names(tmp_path) == ["0-2", "0-5"]
+    prune(tmp_path, keep=1, pinned=(None,))
+    assert names(tmp_path) == ["0-5"]
+
+
 def test_a_step_that_was_saved_twice_is_one_step_and_the_newer_one_stays(tmp_path):
     """A trainer that was killed again and again does not push the step before out."""
     for step, epoch in ((1, 0), (2, 0), (2, 7), (2, 9)):
@@ -115,8 +126,9 @@ def test_what_a_later_trainer_has_begun_to_write_is_left_alone(tmp_path):
     assert names(tmp_path) == [".12-2.bb", "3-1"]
 
 
-def prune(parent, *, keep, milestones=None, epoch=0):
-    checkpoint.prune(parent, keep, milestones=milestones, own=state(1, epoch), live=lambda found: found.digest == "d")
+def prune(parent, *, keep, milestones=None, epoch=0, pinned=()):
+    live = lambda found: found.digest == "d"  # noqa: E731
+    checkpoint.prune(parent, keep, milestones=milestones, own=state(1, epoch), live=live, pinned=pinned)
 
 
 def names(parent):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.evaluation import Played, bootstrap, interval, pass_at, scores, wilson
+from trainer.evaluation import Played, best, bootstrap, interval, pass_at, scores, wilson
 
 TASKS = st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=5), min_size=1, max_size=20)
 
@@ -110,3 +110,14 @@ def test_figures_stay_within_their_bounds(tasks):
     assert found.worst == pytest.approx(found.best)
     assert 0 <= found.valid_low <= found.valid <= found.valid_high <= 1
     assert found.varied == sum(max(t) - min(t) > 1e-6 for t in tasks) / len(tasks)
+
+
+def test_the_best_version_is_the_first_of_those_with_the_highest_success():
+    """What came after it was no better; a result of which too much is missing is not compared."""
+
+    def found(successes, missing=0):
+        return scores("r", suite(*[[1.0]] * successes, *[[0.0]] * (10 - successes), *[[None]] * missing))
+
+    assert best({0: found(2), 10: found(7), 20: found(7), 30: found(5), 40: found(9, missing=1)}) == 10
+    assert best({0: found(2, missing=3)}) is None
+    assert best({}) is None

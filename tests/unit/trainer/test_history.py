@@ -5,6 +5,7 @@ from infra.errors import RollmillError
 from schemas.decisions import (
     Branch,
     DropReason,
+    Evaluated,
     GroupDropped,
     Member,
     RunEnded,
@@ -12,6 +13,8 @@ from schemas.decisions import (
     TrainerStarted,
     VersionPublished,
 )
+from schemas.scores import Purpose
+from trainer.evaluation import Played, scores
 from trainer.groups import AssemblerState
 from trainer.history import History
 from trainer.state import TrainerState
@@ -177,3 +180,18 @@ def test_the_branch_of_a_trainer_that_was_replaced_is_none():
     history = History.of(enumerate([*BRANCHED[:9], started(), branch(0)]))
 
     assert (history.last_step, history.branches) == (3, [])
+
+
+def evaluated(number, purpose=Purpose.EVALUATION):
+    found = scores("r.eval", [Played(task="t", success=1.0)])
+    return Evaluated(run="r", epoch=0, step=number, version=number, purpose=purpose, scores=found)
+
+
+def test_evaluations_of_undone_steps_are_gone_and_the_gate_stays():
+    """What the run goes on with is compared with what it has."""
+    log = [started(), evaluated(0, Purpose.GATE), evaluated(0)]
+    log += [step_of(1, 0, "a"), evaluated(1), step_of(2, 0, "b"), evaluated(2), branch(1)]
+
+    history = History.of(enumerate(log))
+
+    assert (sorted(history.evaluations), history.gate) == ([0, 1], evaluated(0, Purpose.GATE))

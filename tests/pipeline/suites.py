@@ -1,0 +1,40 @@
+"""An evaluator that plays nothing: its figures are what a test says, and it may be held, or die."""
+
+from __future__ import annotations
+
+import asyncio
+
+from schemas.scores import Purpose
+from trainer.evaluation import Played, scores
+
+SUITE = {"every": 2, "tasks": {"family": "made-up", "count": 40}}
+"""An `[evaluation]` for it: every second step."""
+
+
+class MadeUpSuite:
+    """Forty tasks, of which as many succeed as a test says for each step (`trainer.evaluation.Evaluator`)."""
+
+    def __init__(self, successes=lambda step: 20, *, valid=10, gate=20, missing=0):
+        """Say what is found: successes by step, allowed actions of ten turns a task, successes at the gate."""
+        self.asked = []
+        self.hold: dict[int, asyncio.Event] = {}
+        """Step -> what its evaluation waits for."""
+        self.dies_at: BaseException | None = None
+        """What the next evaluation raises."""
+        self._successes, self._valid, self._gate, self._missing = successes, valid, gate, missing
+
+    async def evaluate(self, version, step, purpose):
+        """Return the figures of forty tasks."""
+        self.asked.append((purpose, step, version))
+        if step in self.hold:
+            await self.hold[step].wait()
+        if self.dies_at is not None:
+            error, self.dies_at = self.dies_at, None
+            raise error
+        count = self._gate if purpose is Purpose.GATE else self._successes(step)
+        played = [
+            Played(task=f"t{n}", success=float(n < count), turns=10, valid=self._valid)
+            for n in range(40 - self._missing)
+        ]
+        played += [Played(task=f"missing {n}") for n in range(self._missing)]
+        return scores(f"r.{purpose.value}.{step}.v{version}", played)
