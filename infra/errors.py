@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 from schemas.outcome import Boundary, Failed, FailureKind
 
@@ -33,6 +34,9 @@ log = logging.getLogger(__name__)
 
 class RollmillError(Exception):
     """Root of all errors that Rollmill raises on purpose."""
+
+    exit_code: ClassVar[int] = 1
+    """What a command that ends with it returns."""
 
 
 class ConfigError(RollmillError):

@@ -2,7 +2,7 @@
 
 A command that gives a result takes `--json` and then prints one JSON object last on standard output; one that serves
 runs until it is stopped. Errors go to standard error and say what was tried, what was found and what to do. Exit codes:
-0 done, 1 it did not work, 2 the call was wrong, 130 interrupted.
+0 done, 1 it did not work, 2 the call was wrong, 3 `train` found the model unfit to be trained, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     except RollmillError as error:
         click.echo(f"error: {error}", err=True)
-        sys.exit(1)
+        sys.exit(error.exit_code)
     except OSError as error:  # a full disk, a read-only folder: nobody's bug
         click.echo(f"error: {error.strerror or error}: {error.filename or ''}".rstrip(": "), err=True)
         sys.exit(1)

@@ -22,6 +22,7 @@ from schemas.topics import METRICS
 from trainer.config import RunConfig
 from trainer.decision_log import DecisionLog
 from trainer.evaluation import Evaluator, best
+from trainer.gate import pass_gate
 from trainer.history import History
 
 log = logging.getLogger(__name__)
@@ -64,18 +65,23 @@ class Evaluations:
                 f"`rollmill train`, or leave the section out"
             )
         self._config = config.evaluation
+        self._algorithm = config.algorithm
         self._run = config.run
         self._evaluator = evaluator
         self._decisions = decisions
         self._publisher = publisher
         self._clock = clock
         self._known: dict[int, Scores] = {}
+        self._gate: Scores | None = None
+        self._begun = False
         self._announced = 0
         self._running: _Running | None = None
 
     def stand(self, history: History) -> None:
         """Know what was evaluated before."""
         self._known = {step: found.scores for step, found in history.evaluations.items()}
+        self._gate = history.gate.scores if history.gate else None
+        self._begun = bool(history.steps or history.branches)
         self._announced = max(history.made_by.values(), default=0)
 
     @property
@@ -101,6 +107,21 @@ class Evaluations:
         log.info("run %s: version %d of step %d is evaluated (%s)", self._run, version, step, purpose.value)
         work = asyncio.create_task(self._evaluator.evaluate(version, step, purpose))
         self._running = _Running(step=step, version=version, purpose=purpose, work=work)
+
+    async def pass_gate(self, version: int, *, force: bool) -> None:
+        """Probe the model that the run begins with, before its first step; it is probed once.
+
+        Raises:
+            trainer.gate.GateRefused: it is not fit to be trained, and nobody forces it.
+        """
+        if self._config is None or self._begun:
+            return
+        if self._gate is None:
+            self.begin(0, version, Purpose.GATE)
+            self._gate = await self.settle()
+        assert self._gate is not None, "what was begun has settled"
+        pass_gate(self._run, self._gate, self._algorithm, force=force)
+        self._begun = True
 
     async def settle(self) -> Scores | None:
         """Wait for the evaluation in progress and write it down; return its figures.

@@ -89,6 +89,7 @@ async def run(
     resume: bool = False,
     rollback: int | None = None,
     evaluator: Evaluator | None = None,
+    force: bool = False,
     stop: asyncio.Event | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> RunResult:
@@ -101,18 +102,20 @@ async def run(
         resume: go on with a run that was started before; without it such a run is refused.
         rollback: go on with it from this step, and undo the later ones.
         evaluator: plays the suite of a run with an `[evaluation]`.
+        force: begin it although its model is unfit to be trained.
         stop: ends the run in good order when set.
         on_progress: told what changes.
 
     Raises:
         ConfigError: the run cannot start like this.
         trainer.decision_log.Fenced: another trainer took over.
+        trainer.gate.GateRefused: the model that the run begins with is unfit to be trained.
         trainer.ending.NothingToLearn: too many groups in a row were dropped, and the run is told to raise then.
     """
     with RunLock(config.directory):
         trainer = Trainer(config, bus, clock, on_progress, evaluator)
         try:
-            await trainer.take_over(Intent(resume=resume or rollback is not None, rollback=rollback))
+            await trainer.take_over(Intent(resume=resume or rollback is not None, rollback=rollback, force=force))
             return await trainer.end(await trainer.train(stop or asyncio.Event()))
         finally:
             await trainer.close()
@@ -176,7 +179,7 @@ class Trainer:
         if saved is not None and not history.holds(saved.state):
             saved = await self._thread.run(lambda: find_checkpoint(self._config, history))
         await self._restore(history, saved, begin)
-        await self._make_known()
+        await self._make_known(force=intent.force)
 
     async def _load(self) -> dict[str, Any]:
         """Load the model and return what the run is now."""
@@ -400,12 +403,13 @@ class Trainer:
 
     # ---- what follows a step
 
-    async def _make_known(self) -> None:
+    async def _make_known(self, *, force: bool = False) -> None:
         """Announce the weights and give credit, unless later ones are already in the log and nobody asks for these."""
         step = self._assembler.steps
         due = self._evaluations.due(step)
         if due or not self._assembler.catching_up:
             version = await self._publish_weights()
+            await self._evaluations.pass_gate(version, force=force)
             if due:
                 self._evaluations.begin(step, version)
         await self._grant()

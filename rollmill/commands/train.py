@@ -36,6 +36,7 @@ from trainer.progress import Progress
 @click.option(
     "--rollback", type=click.IntRange(0), metavar="STEP", help="Go on with the run from this step; undo the later ones."
 )
+@click.option("--force", is_flag=True, help="Begin although the model is not fit to be trained (exit code 3).")
 @click.option("--fork", "fork_name", metavar="NEW_RUN", help="Begin a new run with this one's last checkpoint.")
 @output.preset_option
 @click.option("--run-set", "run_overrides", multiple=True, metavar="KEY=VALUE", help="Override a value of RUN.toml.")
@@ -46,6 +47,7 @@ def command(
     preset: str | None,
     resume: bool,
     rollback: int | None,
+    force: bool,
     fork_name: str | None,
     run_overrides: tuple[str, ...],
     as_json: bool,
@@ -56,6 +58,9 @@ def command(
     What a run may change when it goes on with --resume is a table; an error shows it. A fork takes only the weights of
     the run's last checkpoint: it has decisions and a RUN.toml of its own, which its feeder is given. After a rollback
     the samples of undone steps count as rolled back, and are not trained on again.
+
+    A run with an [evaluation] probes its model before the first step, and does not begin with one whose actions are
+    mostly not allowed.
     """
     if fork_name and (resume or rollback is not None):
         raise click.UsageError(
@@ -64,16 +69,22 @@ def command(
     set_up_logging("WARNING" if as_json else "INFO")
     run = load_config(run_toml, run_overrides, preset)
     if fork_name:
-        result = output.run(_fork(run, run_toml.parent, fork_name, config))
+        result = output.run(_fork(run, run_toml.parent, fork_name, config, force=force))
     else:
-        result = output.run(_train(run, run_toml.parent, config, resume=resume, rollback=rollback))
+        result = output.run(_train(run, run_toml.parent, config, resume=resume, rollback=rollback, force=force))
     if result is None:
         raise SystemExit(INTERRUPTED)
     output.print_result(asdict(result), as_json, _show)
 
 
 async def _train(
-    run: RunConfig, folder: Path, config: Config, *, resume: bool = False, rollback: int | None = None
+    run: RunConfig,
+    folder: Path,
+    config: Config,
+    *,
+    resume: bool = False,
+    rollback: int | None = None,
+    force: bool = False,
 ) -> RunResult | None:
     """Train to the end; None when a signal stopped it, and `--resume` goes on from there."""
     clock = SystemClock()
@@ -91,6 +102,7 @@ async def _train(
                 resume=resume,
                 rollback=rollback,
                 evaluator=evaluator,
+                force=force,
                 on_progress=_StepLines().say,
             )
 
@@ -98,14 +110,14 @@ async def _train(
     return result
 
 
-async def _fork(run: RunConfig, folder: Path, name: str, config: Config) -> RunResult | None:
+async def _fork(run: RunConfig, folder: Path, name: str, config: Config, *, force: bool) -> RunResult | None:
     """Make a fork of a run, then train it."""
     async with connected(config.bus, client="trainer") as bus:
         forked = await fork(anchored(run, folder), name, bus, SystemClock(), run_toml_of)
     output.errors.print(
         f"{name} begins with step {_step(forked)} of {run.run}: feed it by {forked.directory / RUN_FILE}"
     )
-    return await _train(forked, folder, config)
+    return await _train(forked, folder, config, force=force)
 
 
 def anchored(run: RunConfig, folder: Path) -> RunConfig:
