@@ -34,6 +34,7 @@ from schemas.outcome import Completed
 from schemas.scores import Purpose, Scores
 from schemas.transcript import Sampling
 from trainer.config import EvaluationConfig, RunConfig
+from trainer.curriculum import final_stamp, stamp
 from trainer.evaluation import Played, scores
 
 log = logging.getLogger(__name__)
@@ -106,22 +107,23 @@ class PipelineEvaluator:
         return scores(manifest.run, [one.played for one in ended])
 
     def _manifest(self, version: int, step: int, purpose: Purpose) -> RunManifest:
-        run, algorithm = self._run, self._run.algorithm
+        run, algorithm, config = self._run, self._run.algorithm, self._config
         evaluation = purpose is Purpose.EVALUATION
-        temperature = self._config.temperature if evaluation else None
+        # A version is measured by what it is trained for; the gate by what it will be trained with first.
+        stamped = final_stamp(algorithm, run.curriculum) if evaluation else stamp(algorithm, run.curriculum, 0)
+        given = config.temperature if evaluation else None
         return RunManifest(
             # Steps are made again after a rollback; a version is never another one's.
             run=f"{run.run}.{'eval' if evaluation else 'gate'}.{step}.v{version}",
             seed=run.seed,
-            samples=self._config.samples if evaluation else algorithm.samples,
+            samples=config.samples if evaluation else algorithm.samples,
             budgets=self._tasks.budgets,
-            horizon=algorithm.horizon,
+            horizon=stamped.horizon,
             max_sampled_tokens=self._tasks.max_sampled_tokens,
             sampling=Sampling(
-                temperature=algorithm.temperature if temperature is None else temperature,
-                max_tokens=self._tasks.max_tokens,
+                temperature=stamped.temperature if given is None else given, max_tokens=self._tasks.max_tokens
             ),
-            start_within_s=self._config.start_within_s,
+            start_within_s=config.start_within_s,
             extra={"evaluates": {"run": run.run, "step": step, "version": version, "for": purpose.value}},
         )
 

@@ -27,7 +27,7 @@ from tests.fast_clock import FastClock
 from tests.logs import read_all, wait_until
 from tests.model_directory import word_model
 from tests.pipeline.faulty import FaultyPolicy, RestartingHost
-from trainer.config import make_config
+from trainer.config import CurriculumConfig, make_config
 
 BROKEN = Failed(kind=FailureKind.ENGINE, boundary=Boundary.POLICY, cause="made up")
 HUNTS = {"family": "keydoor", "payload": {"size": 4}, "count": 4}
@@ -159,6 +159,20 @@ async def test_a_suite_is_a_run_of_its_own_as_the_configuration_says(tmp_path):
     for task in met:
         assert (task.min_version, task.horizon, task.sampling.max_tokens, task.budgets.run_s) == (7, 12, 9, 60.0)
         assert (task.source, task.admission) == (SUITE, None)
+
+
+async def test_an_evaluation_has_the_horizon_of_the_last_stage_and_the_gate_that_of_the_first(tmp_path):
+    """A version is measured by what it is trained for; temperature is training's where the section gives none."""
+    bus, clock = await log_and_clock()
+    curriculum = {"every": 5, "horizons": [4, 8, 20], "temperatures": [1.0, 0.5]}
+    config = run_config(tmp_path).model_copy(update={"curriculum": CurriculumConfig(**curriculum)})
+    config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"temperature": None})})
+    async with stages(bus, clock, lambda task: graded(1.0)) as met:
+        for purpose in Purpose:
+            await PipelineEvaluator(bus, clock, config, tmp_path).evaluate(7, 0, purpose)
+
+    stamped = {task.run.split(".")[1]: (task.horizon, task.sampling.temperature) for task in met}
+    assert stamped == {"eval": (20, 0.5), "gate": (4, 1.0)}
 
 
 async def test_what_failed_is_played_once_more_with_the_same_seeds(tmp_path):
