@@ -1,0 +1,109 @@
+"""The page that goes with an exported model: where it comes from, exactly, and what its run's evaluations found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from schemas.decisions import Evaluated, VersionPublished
+from trainer.evaluation import best
+from trainer.history import History
+
+HEADER = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- reinforcement-learning
+- rollmill
+---
+"""
+"""What model hubs read."""
+
+INTRODUCTION = (
+    "Trained by reinforcement learning with Rollmill, on rollouts that a durable log keeps. The weights are whole: "
+    "value head and optimizer are left out, adapters are merged."
+)
+"""What the model is."""
+
+USE = """```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER")
+```"""
+"""How it is loaded."""
+
+SHOWN = ("estimator", "groups", "samples", "max_lag", "lr", "horizon", "temperature", "kl")
+"""Settings of `[algorithm]` on the page; the run's log has all of them."""
+
+
+def model_card(history: History, version: VersionPublished) -> str:
+    """Return the page of a version, as Markdown."""
+    config = history.config
+    parts = [
+        HEADER,
+        f"# {version.run}, step {version.step}",
+        INTRODUCTION,
+        _table(("what", "value"), _origin(config, version)),
+        "## Evaluations",
+        _evaluations(history, version),
+        "## Settings",
+        _table(("setting", "value"), _settings(config)),
+        "## Use",
+        USE,
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _origin(config: Mapping[str, Any], version: VersionPublished) -> list[tuple[str, str]]:
+    rows = [
+        ("run", f"`{version.run}`"),
+        ("step", str(version.step)),
+        ("version", str(version.version)),
+        ("SHA-256 of `model.safetensors`", f"`{version.digest}`"),
+        ("SHA-256 of the weights it began with", f"`{config.get('model_digest', 'unknown')}`"),
+        ("digest of tokenizer and chat template", f"`{config.get('tokenizer_digest', 'unknown')}`"),
+    ]
+    fork = config.get("forked_from")
+    return [*rows, ("fork of", f"`{fork['run']}`, step {fork['step']}")] if fork else rows
+
+
+def _evaluations(history: History, version: VersionPublished) -> str:
+    found = history.evaluations
+    if not found:
+        return "The run has none."
+    top = best({step: each.scores for step, each in found.items()})
+    rows = [_evaluation(found[step], this=step == version.step, top=step == top) for step in sorted(found)]
+    columns = ("step", "version", "success", "95 % interval", "tasks", "pass@k", "allowed actions", "missing", "")
+    note = "Success is a mean over held-out tasks, its interval is over tasks."
+    if version.step not in found:
+        note += " The version of this folder was not evaluated itself."
+    return f"{note}\n\n{_table(columns, rows)}"
+
+
+def _evaluation(found: Evaluated, *, this: bool, top: bool) -> tuple[str, ...]:
+    scores = found.scores
+    notes = [name for name, holds in (("this model", this), ("best", top), ("incomplete", scores.incomplete)) if holds]
+    return (
+        str(found.step),
+        str(found.version),
+        f"{scores.success:.3f}",
+        f"{scores.low:.3f} to {scores.high:.3f}",
+        str(scores.tasks),
+        f"{scores.pass_at[-1]:.3f} (k = {len(scores.pass_at)})" if scores.pass_at else "-",
+        f"{scores.valid:.1%} of {scores.turns}",
+        f"{scores.missing} of {scores.samples}",
+        ", ".join(notes),
+    )
+
+
+def _settings(config: Mapping[str, Any]) -> list[tuple[str, str]]:
+    algorithm, tasks = config.get("algorithm", {}), config.get("tasks", {})
+    rows = [(f"`algorithm.{name}`", f"`{json.dumps(algorithm[name])}`") for name in SHOWN if name in algorithm]
+    return [*rows, *((f"`tasks.{name}`", f"`{json.dumps(value)}`") for name, value in tasks.items())]
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cells = [columns, ["---"] * len(columns), *([cell.replace("|", r"\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
