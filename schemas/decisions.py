@@ -167,6 +167,10 @@ class Branch(Message, frozen=True, kw_only=True, tag="rollmill.branch"):
     """Last step that stays; 0 is the start. Live steps with a higher number, decided before this, are undone."""
     position: int
     """Next offset of `trajectories` up to which the undone steps had been decided."""
+    cause: str = ""
+    """Why the trainer went back by itself, which it does once; empty if a person wanted it."""
+    lr_scale: float = 1.0
+    """Factor on the learning rate of the steps decided after this."""
 
 
 class Evaluated(Message, frozen=True, kw_only=True, tag="rollmill.evaluated"):

@@ -34,6 +34,8 @@ class Intent:
     """Go on with a run that was started before; without it such a run is refused."""
     rollback: int | None = None
     """Go on from this step, and undo the later ones."""
+    cause: str = ""
+    """Why the trainer goes back by itself; empty if a person wants it."""
     force: bool = False
     """Begin a run although its model is unfit to be trained."""
 

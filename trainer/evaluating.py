@@ -19,6 +19,7 @@ from schemas.decisions import Evaluated
 from schemas.scores import Purpose, Scores
 from schemas.telemetry import MetricPoint, Metrics
 from schemas.topics import METRICS
+from trainer.collapse import GoBack, collapse
 from trainer.config import RunConfig
 from trainer.decision_log import DecisionLog
 from trainer.evaluation import Evaluator, best
@@ -74,6 +75,7 @@ class Evaluations:
         self._known: dict[int, Scores] = {}
         self._gate: Scores | None = None
         self._begun = False
+        self._went_back = False
         self._announced = 0
         self._running: _Running | None = None
 
@@ -82,6 +84,7 @@ class Evaluations:
         self._known = {step: found.scores for step, found in history.evaluations.items()}
         self._gate = history.gate.scores if history.gate else None
         self._begun = bool(history.steps or history.branches)
+        self._went_back = history.went_back
         self._announced = max(history.made_by.values(), default=0)
 
     @property
@@ -160,6 +163,25 @@ class Evaluations:
         log.info("run %s: %s of step %d: %s", self._run, running.purpose.value, running.step, told(scores))
         await self._publisher.publish(METRICS, self._metrics(running, scores))
         return scores
+
+    def judge(self, step: int, entropy: float) -> str | None:
+        """Return why the run should end now that a step's version was evaluated; none if it goes on, or was not.
+
+        Args:
+            step: the step.
+            entropy: of its version, nats per sampled token.
+
+        Raises:
+            trainer.collapse.GoBack: the run has collapsed for the first time.
+        """
+        if step not in self._known:
+            return None
+        cause = collapse(self._known, entropy=entropy, floor=self._algorithm.entropy_floor)
+        if not cause:
+            return None
+        if self.best is None or self._went_back:
+            return f"collapsed: {cause}"
+        raise GoBack(self.best, cause)
 
     async def close(self) -> None:
         """Give up what is in progress."""

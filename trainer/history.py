@@ -8,6 +8,7 @@ meanwhile stay decided, and the numbers of their versions stay used.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,6 +61,8 @@ class History:
     """Offset of the last of them."""
     _offsets: dict[int, int] = field(default_factory=dict)
     """Step number -> offset of its decision."""
+    _lr_scales: list[tuple[int, float]] = field(default_factory=list)
+    """Offset of a branch, and its factor on the learning rate."""
     _dropped_at: dict[str, int] = field(default_factory=dict)
     """Group -> offset of its drop."""
     _undone: set[int] = field(default_factory=set)
@@ -98,6 +101,7 @@ class History:
             case RunEnded():
                 self.ended = decision
             case Branch():
+                self._lr_scales.append((offset, decision.lr_scale))
                 self._branch(decision)
             case Evaluated(purpose=Purpose.GATE):
                 self.gate = decision
@@ -156,6 +160,16 @@ class History:
     def lowest_version(self) -> int:
         """Lowest version that may sample for this run now: the first one after the last branch."""
         return max((v.version for v in self.versions[: self._since_branch]), default=-1) + 1
+
+    def lr_scale(self, step: int) -> float:
+        """Return the factor on the learning rate of a step, decided or not: of the branches before it, together."""
+        decided = self._offsets[step] if step in self.steps else math.inf
+        return math.prod(scale for offset, scale in self._lr_scales if offset < decided)
+
+    @property
+    def went_back(self) -> bool:
+        """Tell whether the trainer went back by itself once."""
+        return any(branch.cause for branch in self.branches)
 
     @property
     def next_version(self) -> int:

@@ -142,6 +142,8 @@ class Learner:
             self._parameter_groups(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
         )
         self.optimizer_steps = 0
+        self.lr_scale = 1.0
+        """Factor on the learning rate."""
         self._reference_moved = False
 
     @property
@@ -299,12 +301,13 @@ class Learner:
     def learning_rate(self) -> float:
         """Return the rate of the next optimizer step: a linear rise, then constant or a cosine down to the floor."""
         config, step = self._config, self.optimizer_steps
+        lr = config.lr * self.lr_scale
         if step < config.warmup:
-            return config.lr * (step + 1) / config.warmup
+            return lr * (step + 1) / config.warmup
         if config.decay is None:
-            return config.lr
+            return lr
         done = min(1.0, (step - config.warmup) / config.decay)
-        return config.lr * (config.lr_floor + (1 - config.lr_floor) * (1 + math.cos(math.pi * done)) / 2)
+        return lr * (config.lr_floor + (1 - config.lr_floor) * (1 + math.cos(math.pi * done)) / 2)
 
     def _reset_reference(self, step: int) -> None:
         """Let the policy be the reference from now on, if this step is one of those that do so."""

@@ -29,6 +29,7 @@ from trainer import checkpoint
 from trainer.announce import Announcer
 from trainer.beginning import Intent, find_checkpoint, fresh_state, origin, refuse, tokenizer_of
 from trainer.checkpoint import Checkpoint
+from trainer.collapse import LR_SCALE, GoBack
 from trainer.config import RunConfig
 from trainer.credit import credit
 from trainer.decision_log import DecisionLog, read_decisions
@@ -112,13 +113,19 @@ async def run(
         trainer.gate.GateRefused: the model that the run begins with is unfit to be trained.
         trainer.ending.NothingToLearn: too many groups in a row were dropped, and the run is told to raise then.
     """
+    intent = Intent(resume=resume or rollback is not None, rollback=rollback, force=force)
     with RunLock(config.directory):
-        trainer = Trainer(config, bus, clock, on_progress, evaluator)
-        try:
-            await trainer.take_over(Intent(resume=resume or rollback is not None, rollback=rollback, force=force))
-            return await trainer.end(await trainer.train(stop or asyncio.Event()))
-        finally:
-            await trainer.close()
+        while True:
+            trainer = Trainer(config, bus, clock, on_progress, evaluator)
+            try:
+                await trainer.take_over(intent)
+                return await trainer.end(await trainer.train(stop or asyncio.Event()))
+            except GoBack as back:
+                # Once per run, so this ends. The next trainer stands as one does that is resumed with --rollback.
+                log.warning("run %s goes back to step %d: %s", config.run, back.step, back.cause)
+                intent = Intent(resume=True, rollback=back.step, cause=back.cause)
+            finally:
+                await trainer.close()
 
 
 class Trainer:
@@ -127,6 +134,7 @@ class Trainer:
     _learner: Learner
     _assembler: GroupAssembler
     _announcer: Announcer
+    _lr_scale: Callable[[int], float]
 
     def __init__(
         self,
@@ -147,6 +155,8 @@ class Trainer:
         self._thread = LearnerThread()
         self._tokenizer = tokenizer_of(config)
         self._spool = Spool(bus, clock, config.run, config.buffer_bytes)
+        self._collapsed: str | None = None
+        """Why the run ends, if it has collapsed for good."""
         self._granted = -1
         self._lowest_version = 0
         self._last = fresh_state(config.run, config.start, -1)
@@ -175,7 +185,7 @@ class Trainer:
         )
         # Another trainer may have decided since: only what lies before our own record is the past.
         history = History.of(await self._log.take_over(started))
-        await self._branch(history, intent.rollback)
+        await self._branch(history, intent)
         if saved is not None and not history.holds(saved.state):
             saved = await self._thread.run(lambda: find_checkpoint(self._config, history))
         await self._restore(history, saved, begin)
@@ -192,14 +202,22 @@ class Trainer:
         weights = await self._thread.run(self._learner.weights)
         return identity(config, self._tokenizer, weights_digest(weights))
 
-    async def _branch(self, history: History, rollback: int | None) -> None:
+    async def _branch(self, history: History, intent: Intent) -> None:
         """Undo the steps behind the one to go on from; nothing is written if there are none."""
+        rollback = intent.rollback
         if rollback is None:
             return
         if history.last_step <= rollback:
             log.info("run %s: no step lies behind step %d, so there is nothing to undo", self._config.run, rollback)
             return
-        branch = Branch(run=self._config.run, epoch=self._log.epoch, from_step=rollback, position=history.position)
+        branch = Branch(
+            run=self._config.run,
+            epoch=self._log.epoch,
+            from_step=rollback,
+            position=history.position,
+            cause=intent.cause,
+            lr_scale=LR_SCALE if intent.cause else 1.0,
+        )
         history.add(await self._log.write(branch), branch)
 
     async def _restore(self, history: History, saved: Checkpoint | None, begin: int) -> None:
@@ -231,6 +249,7 @@ class Trainer:
             next_version=history.next_version,
         )
         self._lowest_version = history.lowest_version
+        self._lr_scale = history.lr_scale
         self._evaluations.stand(history)
         self._show(step=self._assembler.steps)
 
@@ -277,6 +296,8 @@ class Trainer:
         return records
 
     def _ending(self, stop: asyncio.Event, began: float) -> Ending | None:
+        if self._collapsed is not None:
+            return Ending(reason=self._collapsed)
         return ending(
             self._config.stop,
             self._assembler,
@@ -354,6 +375,9 @@ class Trainer:
         metrics = await self._thread.run(lambda: self._learn(filled))
         took_s = self._clock.monotonic() - asked
         await self._settle()
+        if not self._assembler.catching_up:
+            # Always behind the step that was trained meanwhile: what is undone must not depend on how long it took.
+            self._collapsed = self._evaluations.judge(step.number - 1, metrics.entropy)
         self._digests[step.number] = step.digest
         self._last = TrainerState(
             run=self._config.run,
@@ -393,6 +417,7 @@ class Trainer:
             lag=self._assembler.lag_at_use,
             vocabulary=self._learner.vocabulary,
         )
+        self._learner.lr_scale = self._lr_scale(step.number)
         return self._learner.step(batch, self._thread.given_up)
 
     async def _settle(self) -> None:

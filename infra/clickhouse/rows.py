@@ -529,6 +529,8 @@ def _decision_reason(decision: Decision) -> str:
             return decision.reason
         case Evaluated():
             return decision.purpose.value
+        case Branch():
+            return decision.cause
         case _:
             return ""
 

@@ -186,7 +186,7 @@ SAMPLES: dict[str, Message] = {
     ),
     "rollmill.version": VersionPublished(run=RUN, epoch=12, step=5, version=6, digest="e" * 64),
     "rollmill.run_ended": RunEnded(run=RUN, epoch=12, position=140, step=5, reason="time limit", unused=REFS),
-    "rollmill.branch": Branch(run=RUN, epoch=12, from_step=3, position=140),
+    "rollmill.branch": Branch(run=RUN, epoch=12, from_step=3, position=140, cause="success 0.25", lr_scale=0.5),
     "rollmill.evaluated": Evaluated(
         run=RUN,
         epoch=12,
@@ -281,6 +281,7 @@ SAMPLES: dict[str, Message] = {
 BEFORE_TURN_REWARDS = Completed(components={"door": 0.0, "format": -0.5}, reward=-0.5, success=0.0, truncated=False)
 
 OLDER: dict[str, Message] = {
+    "rollmill.branch.1": msgspec.structs.replace(SAMPLES["rollmill.branch"], cause="", lr_scale=1.0),
     "rollmill.rollout.1": msgspec.structs.replace(SAMPLES["rollmill.rollout"], gradings=0),
     "rollmill.trajectory.1": msgspec.structs.replace(SAMPLES["rollmill.trajectory"], outcome=BEFORE_TURN_REWARDS),
     # Before a span said whose weights sampled it.

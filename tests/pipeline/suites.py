@@ -14,8 +14,8 @@ SUITE = {"every": 2, "tasks": {"family": "made-up", "count": 40}}
 class MadeUpSuite:
     """Forty tasks, of which as many succeed as a test says for each step (`trainer.evaluation.Evaluator`)."""
 
-    def __init__(self, successes=lambda step: 20, *, turns=10, valid=10, gate=20, missing=0):
-        """Say what is found: successes by step, turns of a sample and those allowed, mixed groups at the gate."""
+    def __init__(self, successes=lambda step, version: 20, *, turns=10, valid=10, gate=20, missing=0):
+        """Say what is found: successes by step and version, turns, allowed ones, mixed groups at the gate."""
         self.asked = []
         self.hold: dict[int, asyncio.Event] = {}
         """Step -> what its evaluation waits for."""
@@ -33,7 +33,7 @@ class MadeUpSuite:
             error, self.dies_at = self.dies_at, None
             raise error
         gate = purpose is Purpose.GATE
-        count = self._gate if gate else self._successes(step)
+        count = self._gate if gate else self._successes(step, version)
         tasks = [f"t{n}" for n in range(40 - self._missing)]
         # At the gate each task has two samples, of which one fails.
         played = [self._played(task, float(n < count)) for n, task in enumerate(tasks)]

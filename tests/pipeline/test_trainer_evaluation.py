@@ -79,7 +79,7 @@ async def recorded_bus(**options):
 
 async def test_the_versions_of_every_so_many_steps_are_evaluated_and_written_down(model, tmp_path):
     """The one that the run begins with too; a record each in `decisions`, its figures in `metrics`."""
-    bus, suite = await recorded_bus(), MadeUpSuite(lambda step: 20 + step)
+    bus, suite = await recorded_bus(), MadeUpSuite(lambda step, version: 20 + step)
 
     result = await train(config_of(tmp_path, model), bus, suite)
 
@@ -96,9 +96,21 @@ async def test_the_versions_of_every_so_many_steps_are_evaluated_and_written_dow
     assert (result.steps, result.version) == (4, 4)
 
 
-async def test_the_next_version_is_held_until_the_evaluation_has_ended(model, tmp_path):
+@pytest.fixture(scope="module")
+def calm(model, tmp_path_factory):
+    """Return what a run that nothing disturbs decides."""
+
+    async def whole():
+        bus = await recorded_bus()
+        await train(config_of(tmp_path_factory.mktemp("calm"), model), bus, MadeUpSuite())
+        return await told(bus)
+
+    return asyncio.run(whole())
+
+
+async def test_the_next_version_is_held_until_the_evaluation_has_ended(model, calm, tmp_path):
     """Its step is decided and trained meanwhile; no clock decides what."""
-    held, calm = await recorded_bus(), await recorded_bus()
+    held = await recorded_bus()
     suite = MadeUpSuite()
     suite.hold[2] = asyncio.Event()
     training = asyncio.create_task(train(config_of(tmp_path, model, "held"), held, suite))
@@ -112,8 +124,7 @@ async def test_the_next_version_is_held_until_the_evaluation_has_ended(model, tm
     suite.hold[2].set()
     await training
 
-    await train(config_of(tmp_path, model, "calm"), calm, MadeUpSuite())
-    assert await told(held) == await told(calm)
+    assert await told(held) == calm
 
 
 async def test_evaluations_change_nothing_of_what_is_trained_on(model, tmp_path):
@@ -130,10 +141,11 @@ async def test_evaluations_change_nothing_of_what_is_trained_on(model, tmp_path)
 
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("step", [0, 2, 4])
-async def test_a_trainer_that_died_while_it_evaluated_is_followed_by_one_that_does_it(model, tmp_path, step, every):
+async def test_a_trainer_that_died_while_it_evaluated_is_followed_by_one_that_does_it(
+    model, calm, tmp_path, step, every
+):
     """Only what was not written down is evaluated again, with the same version; then all is as if nobody had died."""
-    calm, bus = await recorded_bus(), await recorded_bus()
-    await train(config_of(tmp_path, model, "calm"), calm, MadeUpSuite())
+    bus = await recorded_bus()
     config, suite = config_of(tmp_path, model, checkpoints={"every": every}), MadeUpSuite()
     suite.hold[step] = asyncio.Event()
     training = asyncio.create_task(train(config, bus, suite))
@@ -148,7 +160,7 @@ async def test_a_trainer_that_died_while_it_evaluated_is_followed_by_one_that_do
     again = MadeUpSuite()
     await train(config, bus, again, resume=True)
 
-    assert await told(bus) == await told(calm)
+    assert await told(bus) == calm
     assert again.asked == [(EVALUATION, n, n) for n in (0, 2, 4) if n >= step]
 
 
@@ -205,7 +217,7 @@ async def test_a_live_run_is_evaluated_while_it_samples(model, tmp_path):
 
 async def test_the_checkpoint_of_the_best_version_stays(model, tmp_path):
     """Others go when they are old: that of the best one is there to go back to."""
-    bus, suite = await recorded_bus(groups=60), MadeUpSuite(lambda step: 30 if step == 2 else 20)
+    bus, suite = await recorded_bus(groups=60), MadeUpSuite(lambda step, version: 30 if step == 2 else 20)
     config = config_of(tmp_path, model, stop={"max_steps": 6}, checkpoints={"keep": 1})
 
     await train(config, bus, suite)

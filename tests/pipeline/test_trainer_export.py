@@ -37,7 +37,7 @@ def run(tmp_path_factory):
         bus = await memory_bus()
         await record_trajectories(bus, groups=60)
         async with asyncio.timeout(60):
-            await loop.run(config, bus, CLOCK, evaluator=MadeUpSuite(lambda step: 30 if step == 2 else 20))
+            await loop.run(config, bus, CLOCK, evaluator=MadeUpSuite(lambda step, version: 30 if step == 2 else 20))
         return History.of(await decisions(bus))
 
     return config, asyncio.run(whole())
