@@ -191,16 +191,16 @@ class Evaluations:
 
     def _metrics(self, running: _Running, scores: Scores) -> Metrics:
         values = {
-            "success_mean": scores.success,
-            "success_low": scores.low,
-            "success_high": scores.high,
-            "reward_mean": scores.reward,
-            "valid_share": scores.valid,
-            "missing_share": scores.missing / scores.samples if scores.samples else 0.0,
+            "trainer.eval_success_mean": scores.success,
+            "trainer.eval_success_low": scores.low,
+            "trainer.eval_success_high": scores.high,
+            "trainer.eval_reward_mean": scores.reward,
+            "trainer.eval_valid_share": scores.valid,
+            "trainer.eval_missing_share": scores.missing / scores.samples if scores.samples else 0.0,
         }
         at_ms, labels = self._clock.now_ms(), {"purpose": running.purpose.value}
         points = [
-            MetricPoint(name=f"trainer.eval_{name}", value=value, at_ms=at_ms, step=running.step, labels=labels)
+            MetricPoint(name=name, value=value, at_ms=at_ms, step=running.step, labels=labels)
             for name, value in values.items()
         ]
         return Metrics(run=self._run, service="trainer", points=tuple(points))

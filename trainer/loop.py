@@ -78,6 +78,8 @@ class RunResult:
     """Last version announced."""
     directory: str
     """Its model directory."""
+    best_step: int | None
+    """Step whose version achieved most in the run's evaluations; none without a complete one."""
     progress: Progress
     """The last figures."""
 
@@ -507,6 +509,7 @@ class Trainer:
             steps=self._assembler.steps,
             version=self._meter.now.version,
             directory=self._directory,
+            best_step=self._evaluations.best,
             progress=self._meter.now,
         )
 

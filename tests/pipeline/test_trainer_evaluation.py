@@ -93,7 +93,7 @@ async def test_the_versions_of_every_so_many_steps_are_evaluated_and_written_dow
         (p.step, p.value) for p in points if p.name == "trainer.eval_success_mean" and p.labels["purpose"] != "gate"
     ]
     assert success == [(0, 0.5), (2, 0.55), (4, 0.6)]
-    assert (result.steps, result.version) == (4, 4)
+    assert (result.steps, result.version, result.best_step) == (4, 4, 4)
 
 
 @pytest.fixture(scope="module")
