@@ -16,13 +16,12 @@ pipeline_tag: text-generation
 tags:
 - reinforcement-learning
 - rollmill
----
-"""
+---"""
 """What model hubs read."""
 
 INTRODUCTION = (
-    "Trained by reinforcement learning with Rollmill, on rollouts that a durable log keeps. The weights are whole: "
-    "value head and optimizer are left out, adapters are merged."
+    "Trained by reinforcement learning with Rollmill, on rollouts that a durable log keeps. The weights are whole, "
+    "without value head and optimizer."
 )
 """What the model is."""
 
