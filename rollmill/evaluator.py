@@ -233,4 +233,4 @@ def _counts(trajectory: Trajectory | None, version: int | None) -> bool:
     if trajectory is None or not isinstance(trajectory.outcome, Completed):
         return False
     spans = trajectory.transcript.spans if trajectory.transcript else ()
-    return version is None or all(span.version == version for span in spans)
+    return version is None or all(span.version == version and not span.weights_of for span in spans)
