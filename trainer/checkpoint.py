@@ -1,7 +1,7 @@
 """Checkpoints: everything a trainer needs to go on, in one directory that exists whole or not at all.
 
     <epoch>-<step>/
-        model.safetensors   weights
+        model.safetensors   weights: of the whole model, or of its adapters where only they are trained
         optimizer.pt        optimizer and random state
         state.json          what is decided (`TrainerState`); no bodies of records: the log has them
         files.json          SHA-256 of each of these; written last

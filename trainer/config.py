@@ -127,6 +127,19 @@ class Overlong(Frozen):
         return self
 
 
+class Lora(Frozen):
+    """Low-rank adapters: the model stays as it is; what is trained is a product of two narrow matrices beside it."""
+
+    rank: Count = 16
+    """Width of the product."""
+    alpha: Count = 32
+    """The product counts alpha / rank times."""
+    dropout: Annotated[float, Field(ge=0, le=0)] = 0.0
+    """Only 0: with dropout the ratio would compare two different functions."""
+    targets: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
+    """Layers with an adapter, by the end of their names; or all linear ones but the output layer."""
+
+
 class AlgorithmConfig(Frozen):
     """What is trained on, and how."""
 
@@ -202,6 +215,8 @@ class AlgorithmConfig(Frozen):
     """Every so many trainer steps the KL term's model becomes the policy of that step, and the optimizer forgets its
     momenta (ProRL); never unless given."""
 
+    lora: Lora | None = None
+    """Train adapters instead of the model's own weights; the whole model unless given."""
     lr: Positive = 3e-4
     """Learning rate of AdamW."""
     betas: tuple[float, float] = (0.9, 0.95)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,83 +21,20 @@ import numpy as np
 import torch
 
 from infra.errors import ConfigError
+from trainer.adapters import AdaptedPolicy
 from trainer.batching import MicroBatch, TokenSequence, micro_batches
 from trainer.config import AlgorithmConfig, LossLevel
-from trainer.forward import SampledTokens, sampled_logprobs, sampled_tokens
+from trainer.forward import SampledTokens
 from trainer.importance import ImportanceRule, importance_weights
-from trainer.loss import LossParts, LossRules, TokenBatch, policy_loss
+from trainer.loss import LossRules, TokenBatch, policy_loss
+from trainer.policy import Policy
 from trainer.step_batch import StepBatch
+from trainer.step_metrics import StepMetrics, StepSums, TokenFigures
 from trainer.value import Critic, Judgement
-from trainer.weights import checkpoint_activations, load_model, load_weights, weight_bytes
 
 
 class Interrupted(Exception):
     """A step was given up half-way; the model is no longer that of any step."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepMetrics:
-    """What one trainer step was like; per-token means are over trained tokens."""
-
-    loss: float = 0.0
-    """Mean loss of the mini-batches."""
-    grad_norm: float = 0.0
-    """Mean norm of the gradient before clipping."""
-    entropy: float = 0.0
-    """Entropy of the policy at step start, nats per sampled token."""
-    clip_share: float = 0.0
-    """Share of trained tokens whose gradient the clip removed."""
-    kl: float = 0.0
-    """KL to the reference, nats per token; 0 when the term is off."""
-    weight: float = 1.0
-    """Mean importance weight between trainer and engine."""
-    distrusted_share: float = 0.0
-    """Share of trained tokens with weight 0: engine and trainer differ too much."""
-    learning_rate: float = 0.0
-    """Of the last optimizer step."""
-    entropy_weight: float = 0.0
-    """Weight of the entropy term in this step; above 0 only below the floor."""
-    mismatch: float = 0.0
-    """Mean |log pi_trainer - log pi_engine| of tokens at lag 0, nats: numerics, not staleness."""
-    lag_mean: float = 0.0
-    """Mean lag of sampled tokens, trainer steps."""
-    lag_max: int = 0
-    """Largest lag of a trained token, trainer steps."""
-    tokens: int = 0
-    """Sampled tokens in the batch."""
-    masked_share: float = 0.0
-    """Share of them left out for their lag."""
-    value_loss: float = 0.0
-    """Mean loss of the value head, before its coefficient; 0 without one."""
-    value_explained: float = 0.0
-    """Share of the variance of returns that the values at step start explain; 0 without a value head."""
-    optimizer_steps: int = 0
-    """Optimizer steps made in all."""
-
-
-@dataclass
-class _Sums:
-    """Running totals of a trainer step."""
-
-    learning_rate: float = 0.0
-    losses: list[float] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)
-    value_losses: list[float] = field(default_factory=list)
-    trained: float = 0.0
-    clipped: float = 0.0
-    kl: float = 0.0
-    weight: float = 0.0
-    distrusted: float = 0.0
-
-    def add(self, parts: LossParts) -> None:
-        self.trained += parts.trained
-        self.distrusted += parts.distrusted
-        self.clipped += parts.clipped
-        self.kl += parts.kl
-        self.weight += parts.weight
-
-    def per_token(self, total: float) -> float:
-        return total / self.trained if self.trained else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,23 +70,24 @@ class Learner:
         self._seed = seed
         self._device = device
         self._importance = ImportanceRule.of(config)
-        self.model = load_model(directory, device)
-        if config.activation_checkpointing:
-            checkpoint_activations(self.model)
-        self._reference = load_model(directory, device).requires_grad_(requires_grad=False) if config.kl else None
-        self._critic = Critic.of(self.model, config) if config.estimator.needs_model else None
+        self.policy = _policy(directory, config, seed, device)
+        self._critic = Critic.of(self.policy.model, config) if config.estimator.needs_model else None
         self.optimizer = torch.optim.AdamW(
             self._parameter_groups(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
         )
         self.optimizer_steps = 0
         self.lr_scale = 1.0
         """Factor on the learning rate."""
-        self._reference_moved = False
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The policy's model, with its adapters where it has any."""
+        return self.policy.model
 
     @property
     def vocabulary(self) -> int:
         """Number of ids the model knows."""
-        return int(self.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
+        return self.policy.vocabulary
 
     def step(self, batch: StepBatch, cancelled: Callable[[], bool] = lambda: False) -> StepMetrics:
         """Train on one batch and return what it was like.
@@ -161,7 +99,7 @@ class Learner:
         Raises:
             Interrupted: `cancelled` said so; this learner must not be used again.
         """
-        sums = _Sums()
+        sums = StepSums()
         start = self._at_start(batch, cancelled)
         rules = self._loss_rules(start.entropy)
         for epoch in range(self._config.epochs):
@@ -171,8 +109,8 @@ class Learner:
         return self._metrics(start, rules, sums)
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
-        """Return what is trained: the model, and apart from it the value head."""
-        groups: list[dict[str, Any]] = [{"params": list(self.model.parameters())}]
+        """Return what is trained: the policy, and apart from it the value head."""
+        groups: list[dict[str, Any]] = [{"params": self.policy.trained()}]
         if self._critic is not None:
             groups.append({"params": list(self._critic.head.parameters())})
         return groups
@@ -201,18 +139,18 @@ class Learner:
     def _at_start(self, batch: StepBatch, cancelled: Callable[[], bool]) -> _AtStart:
         flat = [sequence for group in batch.groups for sequence in group]
         old: list[torch.Tensor] = [torch.empty(0)] * len(flat)
-        reference = list(old) if self._reference is not None else None
+        reference = list(old) if self._config.kl else None
         entropy = 0.0
         with torch.no_grad():
             for micro in micro_batches(flat, self._config.micro_tokens, device=self._device):
                 _check(cancelled)
-                found = self._forward(micro)
+                found = self.policy.look(micro, states=self._critic is not None)
                 entropy += float(found.entropy.sum())
                 _scatter(micro.rollout if self._config.old == "rollout" else found.logprobs, micro, flat, old)
                 if self._critic is not None:
                     self._critic.look(found, micro)
-                if self._reference is not None and reference is not None:
-                    other, _ = sampled_logprobs(self._reference, micro, precision=self._config.precision)
+                other = self.policy.reference_logprobs(micro)
+                if other is not None and reference is not None:
                     _scatter(other, micro, flat, reference)
         tokens = sum(len(sequence.positions) for sequence in flat)
         judgement = self._critic.judge(flat, batch.episodes) if self._critic is not None else None
@@ -225,15 +163,6 @@ class Learner:
             judgement=judgement,
         )
 
-    def _forward(self, micro: MicroBatch, *, entropy_gradient: bool = False) -> SampledTokens:
-        return sampled_tokens(
-            self.model,
-            micro,
-            entropy_gradient=entropy_gradient,
-            precision=self._config.precision,
-            states=self._critic is not None,
-        )
-
     def _weights(self, sequence: TokenSequence, old: torch.Tensor) -> torch.Tensor:
         rollout, trained = (torch.from_numpy(a).to(old.device) for a in (sequence.rollout, sequence.trained))
         return importance_weights(old, rollout, trained, self._importance)
@@ -243,7 +172,7 @@ class Learner:
         chosen: Sequence[int],
         start: _AtStart,
         rules: LossRules,
-        sums: _Sums,
+        sums: StepSums,
         cancelled: Callable[[], bool],
     ) -> None:
         denominator = self._denominator([start.sequences[i] for i in chosen])
@@ -253,7 +182,7 @@ class Learner:
         loss = value_loss = 0.0
         for micro in micro_batches(start.sequences, self._config.micro_tokens, chosen, device=self._device):
             _check(cancelled)
-            found = self._forward(micro, entropy_gradient=rules.entropy > 0)
+            found = self.policy.look(micro, entropy_gradient=rules.entropy > 0, states=self._critic is not None)
             parts = policy_loss(self._tokens(found, micro, start, rules), rules, denominator)
             total = parts.loss
             if self._critic is not None and start.judgement is not None:
@@ -267,7 +196,7 @@ class Learner:
         sums.losses.append(loss)
         sums.value_losses.append(value_loss)
 
-    def _move(self, sums: _Sums) -> None:
+    def _move(self, sums: StepSums) -> None:
         """Let the optimizer make its step."""
         groups = self.optimizer.param_groups
         norm = torch.nn.utils.clip_grad_norm_([p for g in groups for p in g["params"]], self._config.clip_norm)
@@ -312,19 +241,13 @@ class Learner:
     def _reset_reference(self, step: int) -> None:
         """Let the policy be the reference from now on, if this step is one of those that do so."""
         every = self._config.ref_reset
-        if self._reference is None or every is None or step % every:
+        if every is None or step % every:
             return
-        self._reference.load_state_dict(self.model.state_dict())
-        self._reference_moved = True
+        self.policy.move_reference()
         self.optimizer.state.clear()
 
-    def _metrics(self, start: _AtStart, rules: LossRules, sums: _Sums) -> StepMetrics:
-        flat = start.sequences
-        lags = np.concatenate([s.lag for s in flat]) if flat else np.zeros(0)
-        trained = np.concatenate([s.trained for s in flat]) if flat else np.zeros(0)
-        tokens = len(lags)
-        fresh = [np.abs(old.cpu().numpy() - s.rollout)[s.lag == 0] for s, old in zip(flat, start.old, strict=True)]
-        differences = np.concatenate(fresh) if fresh else np.zeros(0)
+    def _metrics(self, start: _AtStart, rules: LossRules, sums: StepSums) -> StepMetrics:
+        tokens = TokenFigures.of(start.sequences, start.old)
         return StepMetrics(
             loss=float(np.mean(sums.losses)) if sums.losses else 0.0,
             grad_norm=float(np.mean(sums.norms)) if sums.norms else 0.0,
@@ -335,19 +258,23 @@ class Learner:
             distrusted_share=sums.per_token(sums.distrusted),
             learning_rate=sums.learning_rate,
             entropy_weight=rules.entropy,
-            mismatch=float(differences.mean()) if len(differences) else 0.0,
-            lag_mean=float(lags[trained > 0].mean()) if trained.any() else 0.0,
-            lag_max=int(lags[trained > 0].max()) if trained.any() else 0,
-            tokens=tokens,
-            masked_share=float(1 - trained.mean()) if tokens else 0.0,
+            mismatch=tokens.mismatch,
+            lag_mean=tokens.lag_mean,
+            lag_max=tokens.lag_max,
+            tokens=tokens.count,
+            masked_share=tokens.masked_share,
             value_loss=float(np.mean(sums.value_losses)) if sums.value_losses else 0.0,
             value_explained=start.judgement.explained if start.judgement else 0.0,
             optimizer_steps=self.optimizer_steps,
         )
 
     def weights(self) -> bytes:
-        """Return the weight file of the model as it is now."""
-        return weight_bytes(self.model)
+        """Return the weight file of the model as it is now: a whole one, adapters merged."""
+        return self.policy.published()
+
+    def trained_weights(self) -> bytes:
+        """Return a weight file for a checkpoint: of what is trained, the whole model or its adapters."""
+        return self.policy.trained_bytes()
 
     def optimizer_bytes(self) -> bytes:
         """Return everything but the weights that the next step depends on."""
@@ -358,8 +285,10 @@ class Learner:
         }
         if self._critic is not None:
             state["value_head"] = self._critic.head.state_dict()
-        if self._reference is not None and self._reference_moved:
-            state["reference"] = self._reference.state_dict()
+        if self._config.lora is not None:
+            state["lora"] = self._config.lora.model_dump(mode="json")
+        if moved := self.policy.moved_reference():
+            state["reference"] = moved
         stream = io.BytesIO()
         torch.save(state, stream)
         return stream.getvalue()
@@ -368,24 +297,39 @@ class Learner:
         """Go on from a checkpoint.
 
         Raises:
-            ConfigError: it was written with a value head and this learner has none, or the other way round.
+            ConfigError: it was written with a value head or adapters that this learner has not, or the other way round.
         """
-        load_weights(self.model, weights)
         state: dict[str, Any] = torch.load(io.BytesIO(optimizer), map_location="cpu", weights_only=True)
+        self._refuse(state)
+        self.policy.restore(weights)
+        if self._critic is not None:
+            self._critic.head.load_state_dict(state["value_head"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer_steps = int(state["optimizer_steps"])
+        torch.set_rng_state(state["torch_random"])
+        if "reference" in state:
+            self.policy.restore_reference(state["reference"])
+
+    def _refuse(self, state: dict[str, Any]) -> None:
+        """Raise ConfigError unless a checkpoint's parts are those of this learner."""
         if ("value_head" in state) != (self._critic is not None):
             raise ConfigError(
                 f"the checkpoint {'holds a' if 'value_head' in state else 'has no'} value head, and the estimator is "
                 f"{self._config.estimator.value!r}: a run cannot change to or from 'gae'; set the estimator it began "
                 f"with, or start a new run from its last weights"
             )
-        if self._critic is not None:
-            self._critic.head.load_state_dict(state["value_head"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.optimizer_steps = int(state["optimizer_steps"])
-        torch.set_rng_state(state["torch_random"])
-        if self._reference is not None and "reference" in state:
-            self._reference.load_state_dict(state["reference"])
-            self._reference_moved = True
+        lora = self._config.lora.model_dump(mode="json") if self._config.lora else None
+        if state.get("lora") != lora:
+            raise ConfigError(
+                f"the checkpoint was written with algorithm.lora = {state.get('lora')}, now it is {lora}: a run cannot "
+                f"change its adapters; set those it began with, or start a new run from its last version"
+            )
+
+
+def _policy(directory: Path, config: AlgorithmConfig, seed: int, device: str) -> Policy:
+    if config.lora is None:
+        return Policy(directory, config, device=device)
+    return AdaptedPolicy(directory, config, config.lora, seed=seed, device=device)
 
 
 def _scatter(values: torch.Tensor, micro: MicroBatch, flat: Sequence[TokenSequence], into: list[torch.Tensor]) -> None:

@@ -38,7 +38,7 @@ from trainer.evaluating import Evaluations
 from trainer.evaluation import Evaluator
 from trainer.groups import Dropped, Event, GroupAssembler, Step
 from trainer.history import History
-from trainer.learner import Learner, StepMetrics
+from trainer.learner import Learner
 from trainer.learner_thread import LearnerThread
 from trainer.progress import Meter, Progress
 from trainer.resume import identity
@@ -47,6 +47,7 @@ from trainer.run_lock import RunLock
 from trainer.spool import Spool
 from trainer.state import TrainerState
 from trainer.step_batch import step_batch
+from trainer.step_metrics import StepMetrics
 from trainer.terminal import terminal
 from trainer.weights import weights_digest
 
@@ -445,7 +446,7 @@ class Trainer:
         state, parent = self._last, self._config.checkpoints_directory
 
         def write() -> None:
-            checkpoint.save(parent, state, self._learner.weights(), self._learner.optimizer_bytes())
+            checkpoint.save(parent, state, self._learner.trained_weights(), self._learner.optimizer_bytes())
             limits, live, best = self._config.checkpoints, self._live, self._evaluations.best
             checkpoint.prune(parent, limits.keep, milestones=limits.milestones, own=state, live=live, pinned=(best,))
 

@@ -17,7 +17,7 @@ from schemas.decisions import DropReason
 from schemas.telemetry import MetricPoint, Metrics
 from trainer.exclusion import Exclusion
 from trainer.groups import Dropped, GroupAssembler, Step
-from trainer.learner import StepMetrics
+from trainer.step_metrics import StepMetrics
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,26 +68,36 @@ def checkpoint_activations(model: torch.nn.Module) -> None:
             layer.attention_dropout = 0.0
 
 
-def weight_bytes(model: torch.nn.Module) -> bytes:
-    """Return the weight file of a model; tied tensors are stored once, under their first name."""
-    tensors: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
+def stored_names(model: torch.nn.Module) -> list[str]:
+    """Return the tensors that a weight file holds: tied ones are stored once, under their first name."""
+    names: dict[int, str] = {}
     for name, tensor in model.state_dict().items():
-        if tensor.data_ptr() in seen:
-            continue
-        seen.add(tensor.data_ptr())
-        tensors[name] = tensor.detach().cpu().contiguous()
-    return save(tensors, metadata={"format": "pt"})
+        names.setdefault(tensor.data_ptr(), name)
+    return list(names.values())
 
 
-def load_weights(model: torch.nn.Module, file: Path) -> None:
-    """Put the weights of a file written by `weight_bytes` in place."""
-    missing, unexpected = model.load_state_dict(load_file(file), strict=False)
-    pointers = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
-    filled = {pointer for name, pointer in pointers.items() if name not in missing}
-    alone = [name for name in missing if pointers[name] not in filled]
-    if alone or unexpected:
-        raise ConfigError(f"{file} is of another model: missing {alone[:3]}, unexpected {unexpected[:3]}")
+def weight_bytes(model: torch.nn.Module) -> bytes:
+    """Return the weight file of a model."""
+    tensors = model.state_dict()
+    return file_bytes({name: tensors[name] for name in stored_names(model)})
+
+
+def file_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """Return the weight file of some tensors."""
+    return save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata={"format": "pt"})
+
+
+def read_weights(file: Path, names: Iterable[str]) -> dict[str, torch.Tensor]:
+    """Return the tensors of a file written by `file_bytes`.
+
+    Raises:
+        ConfigError: it holds others than these.
+    """
+    tensors, wanted = load_file(file), set(names)
+    missing, unexpected = sorted(wanted - tensors.keys()), sorted(tensors.keys() - wanted)
+    if missing or unexpected:
+        raise ConfigError(f"{file} is of another model: missing {missing[:3]}, unexpected {unexpected[:3]}")
+    return tensors
 
 
 def weights_digest(data: bytes) -> str:

@@ -306,11 +306,11 @@ def test_the_reference_follows_the_policy_when_it_is_reset(model):
     subject = learner(model, kl=0.1, ref_reset=2)
     start = weights(subject)
     subject.step(batch())
-    assert torch.equal(torch.cat([p.flatten() for p in subject._reference.parameters()]), start)
+    assert torch.equal(torch.cat([p.flatten() for p in subject.policy.reference.parameters()]), start)
 
     subject.step(replace(batch(1), step=2))
 
-    assert torch.equal(torch.cat([p.flatten() for p in subject._reference.parameters()]), weights(subject))
+    assert torch.equal(torch.cat([p.flatten() for p in subject.policy.reference.parameters()]), weights(subject))
     assert not subject.optimizer.state
 
 

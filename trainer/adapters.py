@@ -1,0 +1,171 @@
+"""LoRA: low-rank adapters beside the linear layers of a model that stays as it is (Hu et al. 2021), by `peft`.
+
+    y = W x + (alpha / rank) * B A x     A: (rank, in), random;  B: (out, rank), 0 at first;  only A, B are trained
+
+The reference of the KL term is the same model with its adapters off, or with the ones it had when the reference was
+moved: no second model is in memory. What is published has W + (alpha / rank) * B A in place of W, made anew from W each
+time: adding and subtracting in place would change W bit by bit. A checkpoint keeps A and B alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from infra.errors import ConfigError
+from trainer.batching import MicroBatch
+from trainer.config import AlgorithmConfig, Lora
+from trainer.forward import sampled_logprobs
+from trainer.policy import Policy, Tensors
+from trainer.weights import file_bytes, stored_names
+
+_BASE = ".base_layer."
+"""In the name of what stays as it is."""
+
+_DOWN, _UP = ".lora_A.default.weight", ".lora_B.default.weight"
+"""Ends of the names of A and B."""
+
+
+class AdaptedPolicy(Policy):
+    """A model of which only adapters are trained."""
+
+    def __init__(self, directory: Path, config: AlgorithmConfig, lora: Lora, *, seed: int, device: str) -> None:
+        """Load a model and put adapters beside it.
+
+        Args:
+            directory: the model directory.
+            config: how to train.
+            lora: which adapters.
+            seed: decides A.
+            device: torch device.
+
+        Raises:
+            ConfigError: the model has no such layers, or they cannot have an adapter.
+        """
+        self._lora = lora
+        self._seed = seed
+        self._reference_state: Tensors = {}
+        super().__init__(directory, config, device=device)
+
+    def _prepare(self) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed)
+            put_adapters(self.model, self._lora)
+
+    def _names(self) -> list[str]:
+        self._whole = stored_names(self.model)
+        return [name for name in self._whole if name.endswith((_DOWN, _UP))]
+
+    def _second(self, directory: Path, device: str) -> None:
+        return None
+
+    def reference_logprobs(self, micro: MicroBatch) -> torch.Tensor | None:
+        """Return the log-probs under the reference, (P,); None without a KL term."""
+        if not self._config.kl:
+            return None
+        with self._as_reference():
+            return sampled_logprobs(self.model, micro, precision=self._config.precision)[0]
+
+    @contextmanager
+    def _as_reference(self) -> Iterator[None]:
+        """Let the model be the reference for a while."""
+        if not self._reference_state:
+            with without_adapters(self.model):
+                yield
+            return
+        now = {name: tensor.clone() for name, tensor in self._tensors(self.kept).items()}
+        self._put(self._reference_state)
+        try:
+            yield
+        finally:
+            self._put(now)
+
+    def move_reference(self) -> None:
+        """Make the policy as it is now the reference."""
+        self._reference_state = {name: tensor.clone() for name, tensor in self._tensors(self.kept).items()}
+
+    def published(self) -> bytes:
+        """Return the weight file of the policy as a whole model, without adapters."""
+        return file_bytes(merged(self._tensors(self._whole), self._lora.alpha / self._lora.rank))
+
+    def moved_reference(self) -> Tensors:
+        """Return what a checkpoint keeps of a reference that was moved; nothing while the model directory tells it."""
+        return self._reference_state
+
+    def restore_reference(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Put what `moved_reference` returned in place."""
+        self._reference_state = dict(state)
+
+
+def put_adapters(model: torch.nn.Module, lora: Lora) -> None:
+    """Put adapters beside layers of a model; nothing else of it can be trained after that.
+
+    Raises:
+        ConfigError: the model has no such layers, or they cannot have an adapter.
+    """
+    # Takes seconds to import, and most runs train the whole model.
+    from peft import LoraConfig, inject_adapter_in_model  # noqa: PLC0415
+
+    _check_targets(model, lora)
+    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    settings = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=targets, bias="none")
+    inject_adapter_in_model(settings, model)
+
+
+def _check_targets(model: torch.nn.Module, lora: Lora) -> None:
+    if isinstance(lora.targets, str):
+        return
+    uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    modules = dict(model.named_modules())
+    for target in lora.targets:
+        found = {name: module for name, module in modules.items() if f".{name}".endswith(f".{target}")}
+        odd = [name for name, module in found.items() if type(module) is not torch.nn.Linear]
+        tied = [name for name, module in found.items() if any(uses[id(p)] > 1 for p in module.parameters())]
+        if not found or odd or tied:
+            linear = sorted({n.rpartition(".")[2] for n, m in modules.items() if type(m) is torch.nn.Linear})
+            why = (
+                f"{odd[0]} is no linear layer"
+                if odd
+                else f"{tied[0]} shares its weights with another layer, which would change too"
+                if tied
+                else "no layer of the model ends with it"
+            )
+            raise ConfigError(f"algorithm.lora.targets: {target!r}: {why}; the model has {linear}")
+
+
+@contextmanager
+def without_adapters(model: torch.nn.Module) -> Iterator[None]:
+    """Let a model be what it was before it had adapters."""
+    from peft.tuners.tuners_utils import BaseTunerLayer  # noqa: PLC0415
+
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer.enable_adapters(enabled=False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(enabled=True)
+
+
+def merged(tensors: Mapping[str, torch.Tensor], scale: float) -> Tensors:
+    """Return the tensors of the model that computes the same without adapters.
+
+    Args:
+        tensors: of a model with adapters, by name.
+        scale: alpha / rank.
+    """
+    whole: Tensors = {}
+    for name, tensor in tensors.items():
+        if name.endswith((_DOWN, _UP)):
+            continue
+        layer, base, rest = name.rpartition(_BASE)
+        if base and rest == "weight":
+            whole[f"{layer}.weight"] = tensor + (tensors[layer + _UP] @ tensors[layer + _DOWN]) * scale
+        else:
+            whole[f"{layer}.{rest}" if base else name] = tensor
+    return whole

@@ -1,0 +1,115 @@
+"""The policy in training, and the reference that the KL term holds it against.
+
+Here the whole model is trained, and a reference is a second one in memory; `adapters.py` trains adapters beside a
+model that stays as it is, and needs no second one. What is published is always a whole model; what a checkpoint keeps
+is what is trained. This file does not know losses, steps or the optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from trainer.batching import MicroBatch
+from trainer.config import AlgorithmConfig
+from trainer.forward import SampledTokens, sampled_logprobs, sampled_tokens
+from trainer.weights import checkpoint_activations, file_bytes, load_model, read_weights, stored_names
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Policy:
+    """A model of which everything is trained."""
+
+    def __init__(self, directory: Path, config: AlgorithmConfig, *, device: str) -> None:
+        """Load a model.
+
+        Args:
+            directory: the model directory.
+            config: how to train.
+            device: torch device.
+        """
+        self._config = config
+        self._moved = False
+        self.model = load_model(directory, device)
+        self._prepare()
+        self.kept = self._names()
+        """What a checkpoint keeps, by name in the model."""
+        if config.activation_checkpointing:
+            checkpoint_activations(self.model)
+        self.reference = self._second(directory, device) if config.kl else None
+
+    def _prepare(self) -> None:
+        """Decide what is trained."""
+
+    def _names(self) -> list[str]:
+        return stored_names(self.model)
+
+    def _second(self, directory: Path, device: str) -> torch.nn.Module | None:
+        return load_model(directory, device).requires_grad_(requires_grad=False)
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of ids the model knows."""
+        return int(self.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
+
+    def trained(self) -> list[torch.nn.Parameter]:
+        """Return what the optimizer moves."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def look(self, micro: MicroBatch, *, entropy_gradient: bool = False, states: bool = False) -> SampledTokens:
+        """Return what the policy says about the sampled tokens of a pass."""
+        return sampled_tokens(
+            self.model,
+            micro,
+            entropy_gradient=entropy_gradient,
+            precision=self._config.precision,
+            states=states,
+        )
+
+    def reference_logprobs(self, micro: MicroBatch) -> torch.Tensor | None:
+        """Return the log-probs under the reference, (P,); None without a KL term."""
+        if self.reference is None:
+            return None
+        return sampled_logprobs(self.reference, micro, precision=self._config.precision)[0]
+
+    def move_reference(self) -> None:
+        """Make the policy as it is now the reference."""
+        if self.reference is not None:
+            self.reference.load_state_dict(self.model.state_dict())
+            self._moved = True
+
+    # ---- bytes
+
+    def published(self) -> bytes:
+        """Return the weight file of the policy as a whole model."""
+        return file_bytes(self._tensors(self.kept))
+
+    def trained_bytes(self) -> bytes:
+        """Return a weight file of what is trained."""
+        return file_bytes(self._tensors(self.kept))
+
+    def restore(self, file: Path) -> None:
+        """Put what `trained_bytes` returned in place."""
+        self._put(read_weights(file, self.kept))
+
+    def moved_reference(self) -> Tensors:
+        """Return what a checkpoint keeps of a reference that was moved; nothing while the model directory tells it."""
+        return dict(self.reference.state_dict()) if self.reference is not None and self._moved else {}
+
+    def restore_reference(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Put what `moved_reference` returned in place."""
+        if self.reference is not None:
+            self.reference.load_state_dict(state)
+            self._moved = True
+
+    def _tensors(self, names: list[str]) -> Tensors:
+        tensors = self.model.state_dict()
+        return {name: tensors[name] for name in names}
+
+    def _put(self, values: Mapping[str, torch.Tensor]) -> None:
+        tensors = self.model.state_dict()
+        for name, value in values.items():
+            tensors[name].copy_(value)
