@@ -20,7 +20,9 @@ from infra.connect import connected
 from infra.service import run_service, set_up_logging, until_stopped
 from trainer import loop
 from trainer.config import load_config
+from trainer.crew import follow
 from trainer.progress import Progress
+from trainer.ranks import Ranks, ranks_here
 
 log = logging.getLogger("trainer")
 
@@ -47,18 +49,25 @@ def command(
     rollback: int | None,
     as_json: bool,
 ) -> None:
-    """Train the run of RUN.toml."""
+    """Train the run of RUN.toml; `torchrun` may start several ranks of this."""
     set_up_logging()
 
-    async def main() -> None:
+    async def main(ranks: Ranks) -> None:
         config = load_config(path, overrides)
         given = {"bootstrap": bootstrap, "prefix": prefix, "blobs": blobs}
         bus_overrides = [f"bus.{key}={value}" for key, value in given.items() if value is not None]
         async with connected(load(settings, bus_overrides).bus, client="trainer") as bus:
 
             async def train() -> None:
-                say = step_logger()
-                result = await loop.run(config, bus, SystemClock(), resume=resume, rollback=rollback, on_progress=say)
+                result = await loop.run(
+                    config,
+                    bus,
+                    SystemClock(),
+                    resume=resume,
+                    rollback=rollback,
+                    on_progress=step_logger(),
+                    ranks=ranks,
+                )
                 if as_json:
                     click.echo(json.dumps(asdict(result)))
                 else:
@@ -66,7 +75,11 @@ def command(
 
             await until_stopped(train())
 
-    raise SystemExit(run_service(main))
+    with ranks_here() as ranks:
+        if ranks.rank:
+            follow(ranks)
+        else:
+            raise SystemExit(run_service(lambda: main(ranks)))
 
 
 def step_logger() -> Callable[[Progress], None]:

@@ -21,6 +21,7 @@ from trainer.batching import MicroBatch
 from trainer.config import AlgorithmConfig, Lora
 from trainer.forward import sampled_logprobs
 from trainer.policy import Policy, Tensors
+from trainer.ranks import ALONE, Ranks
 from trainer.weights import file_bytes, stored_names
 
 _BASE = ".base_layer."
@@ -33,7 +34,16 @@ _DOWN, _UP = ".lora_A.default.weight", ".lora_B.default.weight"
 class AdaptedPolicy(Policy):
     """A model of which only adapters are trained."""
 
-    def __init__(self, directory: Path, config: AlgorithmConfig, lora: Lora, *, seed: int, device: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        config: AlgorithmConfig,
+        lora: Lora,
+        *,
+        seed: int,
+        device: str,
+        ranks: Ranks = ALONE,
+    ) -> None:
         """Load a model and put adapters beside it.
 
         Args:
@@ -42,6 +52,7 @@ class AdaptedPolicy(Policy):
             lora: which adapters.
             seed: decides A.
             device: torch device.
+            ranks: among which it is shared out.
 
         Raises:
             ConfigError: the model has no such layers, or they cannot have an adapter.
@@ -49,7 +60,7 @@ class AdaptedPolicy(Policy):
         self._lora = lora
         self._seed = seed
         self._reference_state: Tensors = {}
-        super().__init__(directory, config, device=device)
+        super().__init__(directory, config, device=device, ranks=ranks)
 
     def _prepare(self) -> None:
         with torch.random.fork_rng(devices=[]):
@@ -77,28 +88,34 @@ class AdaptedPolicy(Policy):
             with without_adapters(self.model):
                 yield
             return
-        now = {name: tensor.clone() for name, tensor in self._tensors(self.kept).items()}
-        self._put(self._reference_state)
+        now = self._adapters()
+        self._put(self.model, self._reference_state)
         try:
             yield
         finally:
-            self._put(now)
+            self._put(self.model, now)
+
+    def _adapters(self) -> Tensors:
+        """Return a copy of the adapters as they are now; of this rank's part."""
+        tensors = self.model.state_dict()
+        return {name: tensors[name].clone() for name in self.kept}
 
     def move_reference(self) -> None:
         """Make the policy as it is now the reference."""
-        self._reference_state = {name: tensor.clone() for name, tensor in self._tensors(self.kept).items()}
+        self._reference_state = self._adapters()
 
     def published(self) -> bytes:
         """Return the weight file of the policy as a whole model, without adapters."""
-        return file_bytes(merged(self._tensors(self._whole), self._lora.alpha / self._lora.rank))
+        return file_bytes(merged(self._gather(self.model, self._whole), self._lora.alpha / self._lora.rank))
 
     def moved_reference(self) -> Tensors:
         """Return what a checkpoint keeps of a reference that was moved; nothing while the model directory tells it."""
-        return self._reference_state
+        return {name: self._ranks.whole(tensor) for name, tensor in self._reference_state.items()}
 
     def restore_reference(self, state: Mapping[str, torch.Tensor]) -> None:
         """Put what `moved_reference` returned in place."""
-        self._reference_state = dict(state)
+        tensors = self.model.state_dict()
+        self._reference_state = {name: self._ranks.part(tensor, tensors[name]) for name, tensor in state.items()}
 
 
 def put_adapters(model: torch.nn.Module, lora: Lora) -> None:

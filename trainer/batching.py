@@ -93,6 +93,11 @@ class MicroBatch:
     equal: torch.Tensor
     """What each trained token counts if every sample counts the same: 1 / (trained tokens of its sample), (P,)."""
 
+    def by_member(self, values: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Return values of the sampled tokens, (P,), by sequence."""
+        counts = torch.bincount(self.rows.cpu(), minlength=len(self.members)).tolist()
+        return dict(zip(self.members, torch.split(values, counts), strict=True))
+
 
 def sequences(
     transcript: Transcript,

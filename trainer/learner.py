@@ -4,15 +4,16 @@ At step start are made the old log-probs, and where advantages need the model it
 
 Deterministic on the CPU for one number of threads: the mini-batches of an epoch follow from (seed, step, epoch), not
 from a running random state, so a step gives the same weights whether or not the process was restarted before it. The
-denominator of the loss is the number of trained tokens of the whole mini-batch. Blocking and heavy: the loop runs it
-in a thread of its own. It does not know the log, checkpoints or versions.
+denominator of the loss is the number of trained tokens of the whole mini-batch, over all passes and all ranks. Blocking
+and heavy: the loop runs it in a thread of its own. It does not know the log, checkpoints or versions, nor who else is
+at work: `ranks.py` says which passes are its own, and merges and sums what all have found.
 """
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,9 @@ from trainer.config import AlgorithmConfig, LossLevel
 from trainer.forward import SampledTokens
 from trainer.importance import ImportanceRule, importance_weights
 from trainer.loss import LossRules, TokenBatch, policy_loss
+from trainer.optimizer_state import put_state, whole_state
 from trainer.policy import Policy
+from trainer.ranks import ALONE, Ranks
 from trainer.step_batch import StepBatch
 from trainer.step_metrics import StepMetrics, StepSums, TokenFigures
 from trainer.value import Critic, Judgement
@@ -55,7 +58,16 @@ class _AtStart:
 class Learner:
     """Model and optimizer."""
 
-    def __init__(self, directory: Path, config: AlgorithmConfig, *, seed: int, threads: int, device: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        config: AlgorithmConfig,
+        *,
+        seed: int,
+        threads: int,
+        device: str,
+        ranks: Ranks = ALONE,
+    ) -> None:
         """Load the model a run begins with.
 
         Args:
@@ -64,14 +76,16 @@ class Learner:
             seed: decides the mini-batches.
             threads: torch threads; changing them changes float sums.
             device: torch device.
+            ranks: among which passes and weights are shared out.
         """
         torch.set_num_threads(threads)
         self._config = config
         self._seed = seed
         self._device = device
         self._importance = ImportanceRule.of(config)
-        self.policy = _policy(directory, config, seed, device)
-        self._critic = Critic.of(self.policy.model, config) if config.estimator.needs_model else None
+        self._ranks = ranks
+        self.policy = _policy(directory, config, seed, device, ranks)
+        self._critic = Critic.of(self.policy.model, config, ranks) if config.estimator.needs_model else None
         self.optimizer = torch.optim.AdamW(
             self._parameter_groups(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
         )
@@ -106,6 +120,7 @@ class Learner:
             for chosen in self.minibatches(batch, epoch):
                 self._optimizer_step(chosen, start, rules, sums, cancelled)
         self._reset_reference(batch.step)
+        sums.over(self._ranks)
         return self._metrics(start, rules, sums)
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
@@ -138,30 +153,36 @@ class Learner:
 
     def _at_start(self, batch: StepBatch, cancelled: Callable[[], bool]) -> _AtStart:
         flat = [sequence for group in batch.groups for sequence in group]
-        old: list[torch.Tensor] = [torch.empty(0)] * len(flat)
-        reference = list(old) if self._config.kl else None
+        old: dict[int, torch.Tensor] = {}
+        reference: dict[int, torch.Tensor] = {}
         entropy = 0.0
         with torch.no_grad():
-            for micro in micro_batches(flat, self._config.micro_tokens, device=self._device):
+            for micro, counts in self._passes(flat, range(len(flat))):
                 _check(cancelled)
                 found = self.policy.look(micro, states=self._critic is not None)
-                entropy += float(found.entropy.sum())
-                _scatter(micro.rollout if self._config.old == "rollout" else found.logprobs, micro, flat, old)
+                entropy += float(found.entropy.sum()) if counts else 0.0
+                old |= micro.by_member(micro.rollout if self._config.old == "rollout" else found.logprobs)
                 if self._critic is not None:
                     self._critic.look(found, micro)
                 other = self.policy.reference_logprobs(micro)
-                if other is not None and reference is not None:
-                    _scatter(other, micro, flat, reference)
+                if other is not None:
+                    reference |= micro.by_member(other)
+        (entropy,) = self._ranks.sum([entropy])
+        old, reference = self._ranks.merge(old), self._ranks.merge(reference)
         tokens = sum(len(sequence.positions) for sequence in flat)
         judgement = self._critic.judge(flat, batch.episodes) if self._critic is not None else None
         return _AtStart(
             sequences=flat if judgement is None else judgement.sequences,
-            old=old,
-            weight=[self._weights(sequence, values) for sequence, values in zip(flat, old, strict=True)],
-            reference=reference,
+            old=[old[i] for i in range(len(flat))],
+            weight=[self._weights(sequence, old[i]) for i, sequence in enumerate(flat)],
+            reference=[reference[i] for i in range(len(flat))] if reference else None,
             entropy=entropy / tokens if tokens else 0.0,
             judgement=judgement,
         )
+
+    def _passes(self, sequences: Sequence[TokenSequence], chosen: Iterable[int]) -> list[tuple[MicroBatch, bool]]:
+        """Return this rank's passes over some sequences, and whether each counts."""
+        return self._ranks.share(micro_batches(sequences, self._config.micro_tokens, chosen, device=self._device))
 
     def _weights(self, sequence: TokenSequence, old: torch.Tensor) -> torch.Tensor:
         rollout, trained = (torch.from_numpy(a).to(old.device) for a in (sequence.rollout, sequence.trained))
@@ -180,7 +201,7 @@ class Learner:
             return
         self.optimizer.zero_grad(set_to_none=True)
         loss = value_loss = 0.0
-        for micro in micro_batches(start.sequences, self._config.micro_tokens, chosen, device=self._device):
+        for micro, counts in self._passes(start.sequences, chosen):
             _check(cancelled)
             found = self.policy.look(micro, entropy_gradient=rules.entropy > 0, states=self._critic is not None)
             parts = policy_loss(self._tokens(found, micro, start, rules), rules, denominator)
@@ -188,10 +209,11 @@ class Learner:
             if self._critic is not None and start.judgement is not None:
                 value = self._critic.loss(found, micro, start.judgement, chosen)
                 total = total + self._config.value_coefficient * value
-                value_loss += float(value.detach())
-            total.backward()  # type: ignore[no-untyped-call]
-            loss += float(parts.loss.detach())
-            sums.add(parts)
+                value_loss += counts * float(value.detach())
+            (counts * total).backward()  # type: ignore[no-untyped-call]
+            if counts:
+                loss += float(parts.loss.detach())
+                sums.add(parts)
         self._move(sums)
         sums.losses.append(loss)
         sums.value_losses.append(value_loss)
@@ -279,12 +301,12 @@ class Learner:
     def optimizer_bytes(self) -> bytes:
         """Return everything but the weights that the next step depends on."""
         state: dict[str, Any] = {
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": whole_state(self.optimizer, self._ranks),
             "optimizer_steps": self.optimizer_steps,
             "torch_random": torch.get_rng_state(),
         }
         if self._critic is not None:
-            state["value_head"] = self._critic.head.state_dict()
+            state["value_head"] = self._critic.state()
         if self._config.lora is not None:
             state["lora"] = self._config.lora.model_dump(mode="json")
         if moved := self.policy.moved_reference():
@@ -303,8 +325,8 @@ class Learner:
         self._refuse(state)
         self.policy.restore(weights)
         if self._critic is not None:
-            self._critic.head.load_state_dict(state["value_head"])
-        self.optimizer.load_state_dict(state["optimizer"])
+            self._critic.restore(state["value_head"])
+        put_state(self.optimizer, state["optimizer"], self._ranks)
         self.optimizer_steps = int(state["optimizer_steps"])
         torch.set_rng_state(state["torch_random"])
         if "reference" in state:
@@ -326,16 +348,10 @@ class Learner:
             )
 
 
-def _policy(directory: Path, config: AlgorithmConfig, seed: int, device: str) -> Policy:
+def _policy(directory: Path, config: AlgorithmConfig, seed: int, device: str, ranks: Ranks) -> Policy:
     if config.lora is None:
-        return Policy(directory, config, device=device)
-    return AdaptedPolicy(directory, config, config.lora, seed=seed, device=device)
-
-
-def _scatter(values: torch.Tensor, micro: MicroBatch, flat: Sequence[TokenSequence], into: list[torch.Tensor]) -> None:
-    counts = [len(flat[i].positions) for i in micro.members]
-    for index, part in zip(micro.members, torch.split(values, counts), strict=True):
-        into[index] = part
+        return Policy(directory, config, device=device, ranks=ranks)
+    return AdaptedPolicy(directory, config, config.lora, seed=seed, device=device, ranks=ranks)
 
 
 def _check(cancelled: Callable[[], bool]) -> None:

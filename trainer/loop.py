@@ -32,6 +32,7 @@ from trainer.checkpoint import Checkpoint
 from trainer.collapse import LR_SCALE, GoBack
 from trainer.config import RunConfig
 from trainer.credit import credit
+from trainer.crew import load_learner
 from trainer.decision_log import DecisionLog, read_decisions
 from trainer.ending import Ending, ending
 from trainer.evaluating import Evaluations
@@ -41,6 +42,7 @@ from trainer.history import History
 from trainer.learner import Learner
 from trainer.learner_thread import LearnerThread
 from trainer.progress import Meter, Progress
+from trainer.ranks import ALONE, Ranks
 from trainer.resume import identity
 from trainer.rules import GroupRules
 from trainer.run_lock import RunLock
@@ -96,6 +98,7 @@ async def run(
     force: bool = False,
     stop: asyncio.Event | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
+    ranks: Ranks = ALONE,
 ) -> RunResult:
     """Train a run to its end.
 
@@ -109,6 +112,7 @@ async def run(
         force: begin it although its model is unfit to be trained.
         stop: ends the run in good order when set.
         on_progress: told what changes.
+        ranks: those that train together; this is rank 0 of them.
 
     Raises:
         ConfigError: the run cannot start like this.
@@ -119,7 +123,7 @@ async def run(
     intent = Intent(resume=resume or rollback is not None, rollback=rollback, force=force)
     with RunLock(config.directory):
         while True:
-            trainer = Trainer(config, bus, clock, on_progress, evaluator)
+            trainer = Trainer(config, bus, clock, on_progress, evaluator, ranks)
             try:
                 await trainer.take_over(intent)
                 return await trainer.end(await trainer.train(stop or asyncio.Event()))
@@ -146,8 +150,10 @@ class Trainer:
         clock: Clock,
         on_progress: Callable[[Progress], None],
         evaluator: Evaluator | None,
+        ranks: Ranks,
     ) -> None:
         self._config = config
+        self._ranks = ranks
         self._bus = bus
         self._clock = clock
         self._on_progress = on_progress
@@ -196,14 +202,9 @@ class Trainer:
 
     async def _load(self) -> dict[str, Any]:
         """Load the model and return what the run is now."""
-        config = self._config
-        self._learner = await self._thread.run(
-            lambda: Learner(
-                config.model, config.algorithm, seed=config.seed, threads=config.threads, device=config.device
-            )
-        )
+        self._learner = await self._thread.run(lambda: load_learner(self._config, self._ranks))
         weights = await self._thread.run(self._learner.weights)
-        return identity(config, self._tokenizer, weights_digest(weights))
+        return identity(self._config, self._tokenizer, weights_digest(weights), ranks=self._ranks.count)
 
     async def _branch(self, history: History, intent: Intent) -> None:
         """Undo the steps behind the one to go on from; nothing is written if there are none."""

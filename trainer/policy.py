@@ -7,7 +7,7 @@ is what is trained. This file does not know losses, steps or the optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from trainer.batching import MicroBatch
 from trainer.config import AlgorithmConfig
 from trainer.forward import SampledTokens, sampled_logprobs, sampled_tokens
+from trainer.ranks import ALONE, Ranks
 from trainer.weights import checkpoint_activations, file_bytes, load_model, read_weights, stored_names
 
 Tensors = dict[str, torch.Tensor]
@@ -23,15 +24,17 @@ Tensors = dict[str, torch.Tensor]
 class Policy:
     """A model of which everything is trained."""
 
-    def __init__(self, directory: Path, config: AlgorithmConfig, *, device: str) -> None:
+    def __init__(self, directory: Path, config: AlgorithmConfig, *, device: str, ranks: Ranks = ALONE) -> None:
         """Load a model.
 
         Args:
             directory: the model directory.
             config: how to train.
             device: torch device.
+            ranks: among which it is shared out.
         """
         self._config = config
+        self._ranks = ranks
         self._moved = False
         self.model = load_model(directory, device)
         self._prepare()
@@ -39,6 +42,8 @@ class Policy:
         """What a checkpoint keeps, by name in the model."""
         if config.activation_checkpointing:
             checkpoint_activations(self.model)
+        # Which tensors are tied can only be seen while they are whole.
+        ranks.shard(self.model)
         self.reference = self._second(directory, device) if config.kl else None
 
     def _prepare(self) -> None:
@@ -48,7 +53,9 @@ class Policy:
         return stored_names(self.model)
 
     def _second(self, directory: Path, device: str) -> torch.nn.Module | None:
-        return load_model(directory, device).requires_grad_(requires_grad=False)
+        model = load_model(directory, device).requires_grad_(requires_grad=False)
+        self._ranks.shard(model)
+        return model
 
     @property
     def vocabulary(self) -> int:
@@ -81,35 +88,37 @@ class Policy:
             self.reference.load_state_dict(self.model.state_dict())
             self._moved = True
 
-    # ---- bytes
+    # ---- bytes; all ranks have to ask, and rank 0 alone has something to write
 
     def published(self) -> bytes:
         """Return the weight file of the policy as a whole model."""
-        return file_bytes(self._tensors(self.kept))
+        return file_bytes(self._gather(self.model, self.kept))
 
     def trained_bytes(self) -> bytes:
         """Return a weight file of what is trained."""
-        return file_bytes(self._tensors(self.kept))
+        return file_bytes(self._gather(self.model, self.kept))
 
     def restore(self, file: Path) -> None:
         """Put what `trained_bytes` returned in place."""
-        self._put(read_weights(file, self.kept))
+        self._put(self.model, read_weights(file, self.kept))
 
     def moved_reference(self) -> Tensors:
         """Return what a checkpoint keeps of a reference that was moved; nothing while the model directory tells it."""
-        return dict(self.reference.state_dict()) if self.reference is not None and self._moved else {}
+        return self._gather(self.reference, self.kept) if self.reference is not None and self._moved else {}
 
     def restore_reference(self, state: Mapping[str, torch.Tensor]) -> None:
         """Put what `moved_reference` returned in place."""
         if self.reference is not None:
-            self.reference.load_state_dict(state)
+            self._put(self.reference, state)
             self._moved = True
 
-    def _tensors(self, names: list[str]) -> Tensors:
-        tensors = self.model.state_dict()
-        return {name: tensors[name] for name in names}
+    def _gather(self, model: torch.nn.Module, names: Iterable[str]) -> Tensors:
+        """Return tensors of a model, whole; those of other ranks would only be in their way."""
+        tensors = model.state_dict()
+        whole = ((name, self._ranks.whole(tensors[name])) for name in names)
+        return {name: tensor for name, tensor in whole if self._ranks.rank == 0}
 
-    def _put(self, values: Mapping[str, torch.Tensor]) -> None:
-        tensors = self.model.state_dict()
+    def _put(self, model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None:
+        tensors = model.state_dict()
         for name, value in values.items():
-            tensors[name].copy_(value)
+            tensors[name].copy_(self._ranks.part(value, tensors[name]))

@@ -40,6 +40,7 @@ RULES: Mapping[str, Rule] = {
     "model_digest": _fixed("the weights that the run began with: all steps were made on them"),
     "forked_from": _fixed("where those weights come from"),
     "algorithm.samples": _fixed("siblings of one run must be alike"),
+    "algorithm.lora": _fixed("checkpoints hold these adapters and nothing else"),
     "algorithm.overlong": _fixed("a constant of the reward: recorded digests contain it"),
     "tasks.family": _fixed("groups of one run are of one kind"),
     "tasks.payload": _fixed("the tasks, and constants of their reward"),
@@ -52,6 +53,7 @@ RULES: Mapping[str, Rule] = {
     "start": _free("the run's own beginning is in its decisions"),
     "threads": _free("sums are rounded another way from here on"),
     "device": _free("sums are rounded another way from here on"),
+    "ranks": _free("sums are rounded another way from here on"),
     "algorithm": _free("for steps decided from here on; recorded ones keep their batches"),
     "curriculum": _free("by the number of steps made, from here on"),
     "evaluation": _free("for steps made from here on; what is recorded stays"),
@@ -67,12 +69,14 @@ def rule(key: str) -> Rule:
     return RULES.get(key) or RULES[key.partition(".")[0]]
 
 
-def identity(config: RunConfig, tokenizer_digest: str, model_digest: str) -> dict[str, Any]:
+def identity(config: RunConfig, tokenizer_digest: str, model_digest: str, *, ranks: int = 1) -> dict[str, Any]:
     """Return what is written down about a run when a trainer starts."""
     return {
         **config.model_dump(mode="json"),
         "tokenizer_digest": tokenizer_digest,
         "model_digest": model_digest,
+        # One is what it was before there could be more.
+        **({"ranks": ranks} if ranks > 1 else {}),
     }
 
 

@@ -14,6 +14,7 @@ import torch
 
 from trainer.batching import TokenSequence
 from trainer.loss import LossParts
+from trainer.ranks import Ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +78,12 @@ class StepSums:
         self.clipped += parts.clipped
         self.kl += parts.kl
         self.weight += parts.weight
+
+    def over(self, ranks: Ranks) -> None:
+        """Add what other ranks have counted; norm and rate are the same for all."""
+        own = [self.trained, self.clipped, self.kl, self.weight, self.distrusted, *self.losses, *self.value_losses]
+        self.trained, self.clipped, self.kl, self.weight, self.distrusted, *rest = ranks.sum(own)
+        self.losses, self.value_losses = rest[: len(self.losses)], rest[len(self.losses) :]
 
     def per_token(self, total: float) -> float:
         """Return the mean over trained tokens."""

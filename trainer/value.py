@@ -10,7 +10,7 @@ policy. This file does not know how advantages are made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +20,7 @@ from trainer.batching import MicroBatch, TokenSequence
 from trainer.config import AlgorithmConfig
 from trainer.forward import SampledTokens
 from trainer.gae import Episode, GaeRules, token_credit
+from trainer.ranks import ALONE, Ranks
 
 Tensor = torch.Tensor
 
@@ -66,26 +67,28 @@ class Judgement:
 class Critic:
     """A value head at work: it looks at all sequences of a step, judges them, and is trained beside the policy."""
 
-    def __init__(self, width: int, config: AlgorithmConfig, device: str | torch.device) -> None:
+    def __init__(self, width: int, config: AlgorithmConfig, device: str | torch.device, ranks: Ranks = ALONE) -> None:
         self.head = ValueHead(width).to(device)
+        ranks.shard(self.head)
+        self._ranks = ranks
         self._rules = GaeRules.of(config)
         self._clip = config.value_clip
-        self._seen: dict[int, tuple[Tensor, Tensor]] = {}
+        self._values: dict[int, Tensor] = {}
+        self._ends: dict[int, Tensor] = {}
 
     @classmethod
-    def of(cls, model: torch.nn.Module, config: AlgorithmConfig) -> Critic:
+    def of(cls, model: torch.nn.Module, config: AlgorithmConfig, ranks: Ranks = ALONE) -> Critic:
         """Return a critic for the hidden states of a model."""
         weight = model.get_output_embeddings().weight  # type: ignore[operator]
-        return cls(int(weight.shape[1]), config, weight.device)
+        return cls(int(weight.shape[1]), config, weight.device, ranks)
 
     def look(self, found: SampledTokens, micro: MicroBatch) -> None:
         """Keep the values of some sequences until the step is judged."""
         with torch.no_grad():
             values = self.head(_asked_for(found.before))
             ends = self.head(_asked_for(found.ends))
-        counts = torch.bincount(micro.rows.cpu(), minlength=len(micro.members)).tolist()
-        for index, of_tokens, end in zip(micro.members, torch.split(values, counts), ends, strict=True):
-            self._seen[index] = of_tokens, end
+        self._values |= micro.by_member(values)
+        self._ends |= dict(zip(micro.members, ends, strict=True))
 
     def judge(self, flat: Sequence[TokenSequence], episodes: Sequence[Episode]) -> Judgement:
         """Return what the values that were seen make of a step, and forget them.
@@ -94,14 +97,15 @@ class Critic:
             flat: all sequences of the step.
             episodes: which of them belong together, and what they earned.
         """
-        seen, self._seen = self._seen, {}
-        judged, old = list(flat), [seen[i][0] for i in range(len(flat))]
+        seen, ends = self._ranks.merge(self._values), self._ranks.merge(self._ends)
+        self._values, self._ends = {}, {}
+        judged, old = list(flat), [seen[i] for i in range(len(flat))]
         returns, share = ([torch.zeros_like(values) for values in old] for _ in range(2))
         for episode in episodes:
             own = episode.sequences
             turns = np.concatenate([flat[i].turns for i in own])
             values = torch.cat([old[i] for i in own]).cpu().numpy()
-            found = token_credit(episode, turns, values, float(seen[own[-1]][1]), self._rules)
+            found = token_credit(episode, turns, values, float(ends[own[-1]]), self._rules)
             cuts = np.cumsum([len(old[i]) for i in own])[:-1]
             pieces = (np.split(piece, cuts) for piece in (found.advantages, found.returns, found.valued))
             for i, advantage, target, valued in zip(own, *pieces, strict=True):
@@ -109,6 +113,15 @@ class Critic:
                 returns[i] = torch.from_numpy(target).to(old[i])
                 share[i] = torch.from_numpy(valued * flat[i].trained).to(old[i])
         return Judgement(sequences=judged, old=old, returns=returns, share=share)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the head, whole; all ranks have to ask."""
+        return {name: self._ranks.whole(tensor) for name, tensor in self.head.state_dict().items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Put what `state` returned in place."""
+        for name, tensor in self.head.state_dict().items():
+            tensor.copy_(self._ranks.part(state[name], tensor))
 
     def loss(self, found: SampledTokens, micro: MicroBatch, judgement: Judgement, chosen: Sequence[int]) -> Tensor:
         """Return the loss of some sequences of a mini-batch.

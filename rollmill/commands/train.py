@@ -24,10 +24,12 @@ from rollmill.evaluator import evaluator_of
 from rollmill.manifest import manifest_of
 from stages.handlers.registry import handler
 from trainer.config import RunConfig, load_config
+from trainer.crew import follow
 from trainer.fork import RUN_FILE, fork
 from trainer.loop import RunResult
 from trainer.loop import run as run_trainer
 from trainer.progress import Progress
+from trainer.ranks import Ranks, ranks_here
 
 
 @click.command("train")
@@ -61,17 +63,24 @@ def command(
 
     A run with an [evaluation] probes its model before the first step, and does not begin with one whose actions are
     mostly not allowed.
+
+    `torchrun --nproc-per-node 2 -m rollmill train RUN.toml` trains with two processes that share weights and passes.
     """
     if fork_name and (resume or rollback is not None):
         raise click.UsageError(
             "--resume and --rollback go on with the run, --fork begins another one: give one of them"
         )
     set_up_logging("WARNING" if as_json else "INFO")
-    run = load_config(run_toml, run_overrides, preset)
-    if fork_name:
-        result = output.run(_fork(run, run_toml.parent, fork_name, config, force=force))
-    else:
-        result = output.run(_train(run, run_toml.parent, config, resume=resume, rollback=rollback, force=force))
+    with ranks_here() as ranks:
+        if ranks.rank:
+            follow(ranks)
+            return
+        run = load_config(run_toml, run_overrides, preset)
+        folder = run_toml.parent
+        if fork_name:
+            result = output.run(_fork(run, folder, fork_name, config, ranks, force=force))
+        else:
+            result = output.run(_train(run, folder, config, ranks, resume=resume, rollback=rollback, force=force))
     if result is None:
         raise SystemExit(INTERRUPTED)
     output.print_result(asdict(result), as_json, _show)
@@ -81,6 +90,7 @@ async def _train(
     run: RunConfig,
     folder: Path,
     config: Config,
+    ranks: Ranks,
     *,
     resume: bool = False,
     rollback: int | None = None,
@@ -104,20 +114,23 @@ async def _train(
                 evaluator=evaluator,
                 force=force,
                 on_progress=_StepLines().say,
+                ranks=ranks,
             )
 
     await until_stopped(work())
     return result
 
 
-async def _fork(run: RunConfig, folder: Path, name: str, config: Config, *, force: bool) -> RunResult | None:
+async def _fork(
+    run: RunConfig, folder: Path, name: str, config: Config, ranks: Ranks, *, force: bool
+) -> RunResult | None:
     """Make a fork of a run, then train it."""
     async with connected(config.bus, client="trainer") as bus:
         forked = await fork(anchored(run, folder), name, bus, SystemClock(), run_toml_of)
     output.errors.print(
         f"{name} begins with step {_step(forked)} of {run.run}: feed it by {forked.directory / RUN_FILE}"
     )
-    return await _train(forked, folder, config, force=force)
+    return await _train(forked, folder, config, ranks, force=force)
 
 
 def anchored(run: RunConfig, folder: Path) -> RunConfig:
