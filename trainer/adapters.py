@@ -118,6 +118,27 @@ class AdaptedPolicy(Policy):
         self._reference_state = {name: self._ranks.part(tensor, tensors[name]) for name, tensor in state.items()}
 
 
+def whole_weights(model: Path, file: Path, lora: Lora | None) -> bytes:
+    """Return the weights of a checkpoint as those of a whole model: it keeps adapters alone where those are trained.
+
+    Args:
+        model: the model directory that the run began with.
+        file: weights of a checkpoint.
+        lora: the run's adapters, if it has any.
+
+    Raises:
+        ConfigError: the adapters are of another model.
+    """
+    if lora is None:
+        return file.read_bytes()
+    policy = AdaptedPolicy(model, AlgorithmConfig(lora=lora), lora, seed=0, device="cpu")
+    try:
+        policy.restore(file)
+    except RuntimeError as error:  # torch's word for tensors of another shape
+        raise ConfigError(f"{file} holds adapters of another model than {model}: {error}") from error
+    return policy.published()
+
+
 def put_adapters(model: torch.nn.Module, lora: Lora) -> None:
     """Put adapters beside layers of a model; nothing else of it can be trained after that.
 
@@ -182,7 +203,9 @@ def merged(tensors: Mapping[str, torch.Tensor], scale: float) -> Tensors:
             continue
         layer, base, rest = name.rpartition(_BASE)
         if base and rest == "weight":
-            whole[f"{layer}.weight"] = tensor + (tensors[layer + _UP] @ tensors[layer + _DOWN]) * scale
+            change = (tensors[layer + _UP] @ tensors[layer + _DOWN]) * scale
+            # -0.0 + 0.0 is 0.0: a model whose adapters are still empty keeps its very bytes, and its digest.
+            whole[f"{layer}.weight"] = torch.where(change == 0, tensor, tensor + change)
         else:
             whole[f"{layer}.{rest}" if base else name] = tensor
     return whole

@@ -2,7 +2,8 @@
 
 What a version is, the log says; its weights are taken from wherever they still lie on this machine (the versions that
 are kept for the policy, the run's checkpoints, the model that the run began with), and must have the digest that the
-log names. A version never holds a value head. The folder appears by a rename, whole or not at all.
+log names. A version never holds a value head, nor adapters, which are merged. The folder appears by a rename, whole or
+not at all.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from typing import Any
 from infra.errors import ConfigError
 from schemas.decisions import VersionPublished
 from trainer import checkpoint
+from trainer.adapters import whole_weights
 from trainer.aliases import named
-from trainer.history import History
+from trainer.history import History, lora_of
 from trainer.model_card import model_card
 from trainer.weights import (
     WEIGHTS_FILE,
@@ -100,7 +102,7 @@ def _places(history: History, version: VersionPublished) -> Iterator[tuple[Path,
 
     def saved() -> bytes | None:
         found = checkpoint.latest(checkpoints, lambda state: state.step == version.step and history.holds(state))
-        return found.weights.read_bytes() if found else None
+        return whole_weights(Path(config["model"]), found.weights, lora_of(config)) if found else None
 
     yield checkpoints, saved
     if version.step == 0:

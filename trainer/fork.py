@@ -19,9 +19,10 @@ from infra.bus import Bus
 from infra.clock import Clock
 from infra.errors import ConfigError
 from trainer import checkpoint
+from trainer.adapters import whole_weights
 from trainer.config import Fork, RunConfig
 from trainer.decision_log import read_decisions
-from trainer.history import History
+from trainer.history import History, lora_of
 from trainer.weights import load_model, sync_directory, weights_digest, write_durably, write_model_directory
 
 RUN_FILE = "run.toml"
@@ -52,18 +53,19 @@ async def fork(config: RunConfig, name: str, bus: Bus, clock: Clock, text: Calla
             f"--fork {name}: run {config.run!r} has no checkpoint in {config.checkpoints_directory} that its decisions "
             f"name; check `run` and `directory`, or start {name!r} as a run of its own"
         )
-    forked = _named(config, name, saved)
-    _write(forked, config.model, saved.weights.read_bytes(), text(forked))
+    weights = whole_weights(config.model, saved.weights, lora_of(history.config))
+    forked = _named(config, name, saved, weights_digest(weights))
+    _write(forked, config.model, weights, text(forked))
     return forked
 
 
-def _named(config: RunConfig, name: str, saved: checkpoint.Checkpoint) -> RunConfig:
+def _named(config: RunConfig, name: str, saved: checkpoint.Checkpoint, digest: str) -> RunConfig:
     directory = config.directory.with_name(name)
     origin = Fork(
         run=config.run,
         epoch=saved.state.epoch,
         step=saved.state.step,
-        weights=weights_digest(saved.weights.read_bytes()),
+        weights=digest,
     )
     return config.model_copy(
         update={

@@ -27,7 +27,7 @@ from schemas.decisions import (
     undone_by,
 )
 from schemas.scores import Purpose
-from trainer.config import AlgorithmConfig, StopConfig
+from trainer.config import AlgorithmConfig, Lora, StopConfig
 from trainer.groups import Script
 from trainer.rules import GroupRules
 from trainer.state import TrainerState
@@ -204,6 +204,11 @@ class History:
 def rules_of(config: Mapping[str, Any]) -> GroupRules:
     """Return the rules in a configuration as a trainer wrote it down; a key that it did not know had its default."""
     return GroupRules.of(AlgorithmConfig.model_validate(config.get("algorithm", {})), stop_of(config))
+
+
+def lora_of(config: Mapping[str, Any]) -> Lora | None:
+    """Return the adapters of a recorded configuration, if it has any."""
+    return AlgorithmConfig.model_validate(config.get("algorithm", {})).lora
 
 
 def stop_of(config: Mapping[str, Any]) -> StopConfig:

@@ -17,7 +17,7 @@ from trainer.config import RunConfig
 from trainer.curriculum import final_stamp, stages
 from trainer.model_shape import ModelShape
 from trainer.plan_config import PlanConfig
-from trainer.plan_memory import FLOAT32, EngineMemory, TrainerMemory, engine_memory, trainer_memory
+from trainer.plan_memory import FLOAT32, EngineMemory, TrainerMemory, engine_memory, trained_count, trainer_memory
 from trainer.plan_work import (
     PEAK_TFLOPS,
     Limits,
@@ -143,7 +143,8 @@ class Planned:
     @property
     def written(self) -> float:
         """Bytes that the trainer writes per step: the weights, and every so often a checkpoint."""
-        return FLOAT32 * self.shape.count * (1 + 3 / self.run.checkpoints.every)
+        kept = trained_count(self.shape, self.run.algorithm)
+        return FLOAT32 * (self.shape.count + 3 * kept / self.run.checkpoints.every)
 
     def _engine_s(self, episode: Tokens) -> float:
         """Return the engines' seconds for an episode; each token is read once, since the prefix stays in the cache."""

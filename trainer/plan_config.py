@@ -42,7 +42,7 @@ class PlanConfig(Frozen):
     """Seconds the environment takes for a turn; our choice (ProRL Agent: 0.4 s for a shell command)."""
 
     trainer_gpus: Count = 1
-    """GPUs that share the trainer's states. Rollmill's own trainer uses one device: more is for a trainer of yours."""
+    """GPUs that share the trainer's states: its ranks under `torchrun`, or a trainer of yours."""
     engine_gpus: Count = 1
     """GPUs that sample."""
     engine_parallel: Count = 1

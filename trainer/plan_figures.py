@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trainer.config import Filter
+from trainer.config import AlgorithmConfig, Filter
 from trainer.plan import HOUR_S, Planned, retained_bytes
-from trainer.plan_memory import disk_bytes, host_bytes
+from trainer.plan_memory import disk_bytes, host_bytes, trained_count
 from trainer.plan_work import PEAK_TFLOPS, episodes_of_step, forward_flops, in_flight, step_flops
 
 
@@ -68,13 +68,15 @@ def trainer_figures(plan: Planned) -> Iterator[Figure]:
     copy = " and 2 B for autocast's copy" if algorithm.precision == "bfloat16" else ""
     tokens = max(algorithm.micro_tokens, round(plan.longest.all))
     again = algorithm.activation_checkpointing
+    trained = trained_count(plan.shape, algorithm)
+    whose = f", of {trained / 1e6:.3g} million in adapters alone" if algorithm.lora else ""
     yield Figure("trainer.weights_bytes", memory.weights, f"4 B{copy} x {count}")
-    yield Figure("trainer.gradients_bytes", memory.gradients, "4 B each")
+    yield Figure("trainer.gradients_bytes", memory.gradients, f"4 B each{whose}")
     yield Figure("trainer.optimizer_bytes", memory.optimizer, "AdamW: two momenta of 4 B each")
     yield Figure(
         "trainer.reference_bytes",
         memory.reference,
-        f"kl = {algorithm.kl:g}: a second model, 4 B each" if algorithm.kl else "kl = 0: none",
+        _second_model(algorithm),
     )
     yield Figure(
         "trainer.activations_bytes",
@@ -88,13 +90,23 @@ def trainer_figures(plan: Planned) -> Iterator[Figure]:
     )
     yield Figure("trainer.logits_bytes", memory.logits, f"{tokens} tokens x vocabulary of {plan.shape.vocabulary}")
     yield Figure("trainer.total_bytes", memory.total, f"on each GPU, of {plan.assumed.gpu_memory_gb:g} GB")
-    yield Figure("trainer.host_bytes", host_bytes(plan.shape), "the machine's memory while a checkpoint is written")
+    yield Figure(
+        "trainer.host_bytes", host_bytes(plan.shape, trained), "the machine's memory while a checkpoint is written"
+    )
     checkpoints = plan.run.checkpoints
     yield Figure(
         "trainer.disk_bytes",
-        disk_bytes(plan.shape, checkpoints.keep, checkpoints.keep_versions),
-        f"{checkpoints.keep} checkpoints of 12 B and {checkpoints.keep_versions} versions of 4 B per parameter",
+        disk_bytes(plan.shape, trained, checkpoints.keep, checkpoints.keep_versions),
+        f"{checkpoints.keep} checkpoints of 12 B per trained parameter, {checkpoints.keep_versions} versions of 4 B",
     )
+
+
+def _second_model(algorithm: AlgorithmConfig) -> str:
+    if not algorithm.kl:
+        return "kl = 0: none"
+    if algorithm.lora is not None:
+        return f"kl = {algorithm.kl:g}: the model without its adapters, which is there anyway"
+    return f"kl = {algorithm.kl:g}: a second model, 4 B each"
 
 
 def engine_figures(plan: Planned) -> Iterator[Figure]:

@@ -27,7 +27,7 @@ class TrainerMemory:
     optimizer: float
     """AdamW's two momenta."""
     reference: float
-    """The KL term's second model."""
+    """The KL term's second model; adapters need none."""
     activations: float
     """Of one pass, as configured."""
     other_activations: float
@@ -87,41 +87,65 @@ def logit_bytes(shape: ModelShape, tokens: float, sampled: float, width: int) ->
     return shape.vocabulary * (2 * width * tokens + 3 * FLOAT32 * sampled)
 
 
+def trained_count(shape: ModelShape, algorithm: AlgorithmConfig) -> int:
+    """Return the parameters that the optimizer moves: all, or of each adapter rank x (in + out) (Hu et al. 2021)."""
+    lora = algorithm.lora
+    if lora is None:
+        return shape.count
+    sides = {
+        "self_attn.q_proj": shape.hidden + shape.query_width,
+        "self_attn.k_proj": shape.hidden + shape.key_width,
+        "self_attn.v_proj": shape.hidden + shape.key_width,
+        "self_attn.o_proj": shape.query_width + shape.hidden,
+        "mlp.gate_proj": shape.hidden + shape.intermediate,
+        "mlp.up_proj": shape.hidden + shape.intermediate,
+        "mlp.down_proj": shape.intermediate + shape.hidden,
+    }
+    chosen = [
+        both
+        for name, both in sides.items()
+        if isinstance(lora.targets, str) or any(f".{name}".endswith(f".{target}") for target in lora.targets)
+    ]
+    return shape.layers * lora.rank * sum(chosen)
+
+
 def trainer_memory(shape: ModelShape, algorithm: AlgorithmConfig, longest: Tokens, gpus: int) -> TrainerMemory:
     """Return the bytes on each of the trainer's GPUs.
 
     16 bytes per parameter for weights, gradients and AdamW (Kingma & Ba 2015; Rajbhandari et al. 2020, ZeRO, section
     3.1, has the same sum for mixed precision), shared out over the GPUs as ZeRO stage 3 does; 4 more for the reference.
     Under autocast torch keeps a bfloat16 copy of each matrix during a pass. A pass has `micro_tokens` tokens, or
-    one longer episode.
+    one longer episode. With adapters gradients and momenta are theirs alone.
     """
     width = 2 if algorithm.precision == "bfloat16" else FLOAT32
     tokens = max(float(algorithm.micro_tokens), longest.all)
     kept = [activation_bytes(shape, tokens, width, again=again) for again in (False, True)]
-    each = shape.count / gpus
+    trained = trained_count(shape, algorithm) / gpus
+    each = shape.count / gpus + (trained if algorithm.lora else 0.0)
     return TrainerMemory(
         weights=(FLOAT32 + (2 if width == 2 else 0)) * each,
-        gradients=FLOAT32 * each,
-        optimizer=2 * FLOAT32 * each,
-        reference=FLOAT32 * each if algorithm.kl else 0.0,
+        gradients=FLOAT32 * trained,
+        optimizer=2 * FLOAT32 * trained,
+        reference=FLOAT32 * each if algorithm.kl and algorithm.lora is None else 0.0,
         activations=kept[algorithm.activation_checkpointing],
         other_activations=kept[not algorithm.activation_checkpointing],
         logits=logit_bytes(shape, tokens, tokens * longest.sampled / longest.all, width),
     )
 
 
-def host_bytes(shape: ModelShape) -> float:
-    """Return the trainer's peak in the machine's memory while it writes a checkpoint.
+def host_bytes(shape: ModelShape, trained: int) -> float:
+    """Return the trainer's peak in the machine's memory while it writes a checkpoint, or a version.
 
-    The weight file (4 bytes per parameter) and the optimizer's state (8), which lies there twice while its file is
-    made (`trainer/loop.py`, `Learner.optimizer_bytes`).
+    Of a checkpoint: the weight file (4 bytes per trained parameter) and the optimizer's state (8), which lies there
+    twice while its file is made (`trainer/loop.py`, `Learner.optimizer_bytes`). Of a version: the weights and the file,
+    which is more where adapters are trained and merged.
     """
-    return (FLOAT32 + 2 * 2 * FLOAT32) * shape.count
+    return max((FLOAT32 + 2 * 2 * FLOAT32) * trained, 2 * FLOAT32 * shape.count)
 
 
-def disk_bytes(shape: ModelShape, checkpoints: int, versions: int) -> float:
-    """Return the bytes of a run's directory: 12 per parameter and checkpoint, 4 per parameter and version."""
-    return FLOAT32 * shape.count * (3 * checkpoints + versions)
+def disk_bytes(shape: ModelShape, trained: int, checkpoints: int, versions: int) -> float:
+    """Return the bytes of a run's directory: 12 per trained parameter and checkpoint, 4 per parameter and version."""
+    return FLOAT32 * (3 * checkpoints * trained + versions * shape.count)
 
 
 def engine_memory(shape: ModelShape, plan: PlanConfig, longest: Tokens) -> EngineMemory:

@@ -24,12 +24,12 @@ from trainer.weights import weights_digest
 CLOCK = SystemClock()
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
+@pytest.fixture(scope="module", params=[None, {"rank": 2}], ids=["whole", "adapters"])
+def run(tmp_path_factory, request):
     """A run of six steps, whose version of step 2 was the best of those that were evaluated, with a value head."""
     root = tmp_path_factory.mktemp("run")
     small_model(root / "model")
-    algorithm = {"estimator": "gae", "value_lr": 0.01}
+    algorithm = {"estimator": "gae", "value_lr": 0.01, "lora": request.param}
     limits = {"stop": {"max_steps": 6}, "checkpoints": {"keep": 1, "keep_versions": 2}}
     config = run_config(root, root / "model", evaluation=SUITE, algorithm=algorithm, **limits)
 

@@ -18,6 +18,7 @@ from trainer import checkpoint, loop
 from trainer.config import load_config
 from trainer.fork import RUN_FILE, fork
 from trainer.models import Shape, create_wordlevel_model
+from trainer.weights import weights_digest
 
 CLOCK = SystemClock()
 
@@ -120,3 +121,25 @@ async def test_a_fork_that_cannot_be_says_why_and_leaves_nothing_behind(trained,
             await fork(config, name, bus, CLOCK, run_toml_of)
 
     assert sorted(tmp_path.iterdir()) == files
+
+
+async def test_a_fork_of_a_run_with_adapters_begins_with_them_merged(model, tmp_path):
+    """It has the weights of the last version, whether or not it trains adapters itself."""
+    bus = await memory_bus()
+    old = run_config(tmp_path, model, stop={"max_steps": 2}, algorithm={"lora": {"rank": 2}, "lr": 1e-2})
+    await record_trajectories(bus)
+    await train(old, bus)
+    last = [d for _, d in await decisions(bus) if isinstance(d, VersionPublished)][-1]
+
+    again = await fork(old, "again", bus, CLOCK, run_toml_of)
+    whole = old.model_copy(update={"algorithm": old.algorithm.model_copy(update={"lora": None})})
+    other = await fork(whole, "other", bus, CLOCK, run_toml_of)
+
+    assert load_config(again.directory / RUN_FILE).algorithm.lora == old.algorithm.lora
+    for forked in (again, other):
+        assert forked.forked_from.weights == last.digest
+        assert weights_digest((forked.model / "model.safetensors").read_bytes()) == last.digest
+    wide = old.model_copy(update={"model": tmp_path / "wide"})
+    create_wordlevel_model(tmp_path / "wide", seed=0, words=[f"w{i}" for i in range(40)])
+    with pytest.raises(ConfigError, match="is of another model"):
+        await fork(wide, "new", bus, CLOCK, run_toml_of)

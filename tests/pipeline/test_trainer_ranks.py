@@ -2,6 +2,7 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -38,18 +39,23 @@ def run_toml(tmp_path):
     return config, path
 
 
-async def start_ranks(path, address, *options):
-    """Start two ranks of the trainer."""
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    trainer = ("-m", "trainer", str(path), "--bootstrap", address, "--prefix", PREFIX)
-    return await asyncio.create_subprocess_exec(
+@asynccontextmanager
+async def two_ranks(path, address, *options):
+    """Two ranks of the trainer and what started them, for no longer than the block."""
+    launcher = await asyncio.create_subprocess_exec(
         sys.executable,
-        *launcher,
-        *trainer,
-        *options,
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *("-m", "trainer", str(path), "--bootstrap", address, "--prefix", PREFIX, *options),
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
     )
+    try:
+        yield launcher
+    finally:
+        if launcher.returncode is None:
+            # It ends its ranks before itself; killed, it would leave them behind.
+            launcher.terminate()
+            await launcher.communicate()
 
 
 def ranks_of(launcher):
@@ -63,10 +69,11 @@ def ranks_of(launcher):
     return found
 
 
-async def until_step(bus, step):
+async def until_step(bus, step, launcher):
     """Wait until a step is decided."""
     async with asyncio.timeout(LIMIT_S):
         while not any(isinstance(d, StepDecided) and d.step >= step for _, d in await decisions(bus)):
+            assert launcher.returncode is None, (await launcher.communicate())[1].decode()
             await asyncio.sleep(0)
 
 
@@ -85,17 +92,17 @@ async def test_two_ranks_of_which_one_is_killed_are_resumed_and_train_as_one_doe
         await bus.create_topics(TABLE)
         await record_trajectories(bus, groups=FIRST)
 
-        first = await start_ranks(path, kafka)
-        await until_step(bus, 2)
-        ranks = ranks_of(first)
-        os.kill(ranks[1], signal.SIGKILL)
-        _, said = await asyncio.wait_for(first.communicate(), LIMIT_S)
-        assert first.returncode != 0, said.decode()
+        async with two_ranks(path, kafka) as launcher:
+            await until_step(bus, 2, launcher)
+            ranks = ranks_of(launcher)
+            os.kill(ranks[1], signal.SIGKILL)
+            _, said = await asyncio.wait_for(launcher.communicate(), LIMIT_S)
+        assert launcher.returncode != 0, said.decode()
         assert not Path(f"/proc/{ranks[0]}").exists()
         await record_trajectories(bus, groups=ALL)
-        second = await start_ranks(path, kafka, "--resume")
-        _, said = await asyncio.wait_for(second.communicate(), LIMIT_S)
-        assert second.returncode == 0, said.decode()
+        async with two_ranks(path, kafka, "--resume") as launcher:
+            _, said = await asyncio.wait_for(launcher.communicate(), LIMIT_S)
+        assert launcher.returncode == 0, said.decode()
 
         live = [decision for _, decision in live_decisions(await decisions(bus))]
         report = await replay(bus, SystemClock(), RUN)

@@ -7,12 +7,14 @@ from safetensors.torch import load, load_file
 
 from infra.errors import ConfigError
 from infra.inference.local_server.weights import read_weights, swap_weights
-from tests.unit.trainer.synthetic_batch import batch, create_model
+from tests.unit.trainer.synthetic_batch import VOCABULARY, batch, create_model
 from trainer.adapters import merged, put_adapters, without_adapters
 from trainer.batching import micro_batches
 from trainer.config import AlgorithmConfig, Lora, make_config
 from trainer.forward import sampled_logprobs
 from trainer.learner import Learner
+from trainer.model_shape import ModelShape
+from trainer.plan_memory import trained_count
 from trainer.weights import load_model, write_model_directory
 
 IDS = torch.arange(1, 13).reshape(2, 6)
@@ -40,6 +42,11 @@ def trained(model, steps=3, **changes):
 def logits(model):
     with torch.no_grad():
         return model(input_ids=IDS).logits
+
+
+def empty(layer):
+    """Return the adapter of a layer before its first step."""
+    return {f"{layer}.lora_A.default.weight": torch.ones(1, 1), f"{layer}.lora_B.default.weight": torch.zeros(1, 1)}
 
 
 def base_weights(subject):
@@ -103,7 +110,8 @@ def test_merging_is_what_peft_does(model):
 
 
 def test_a_run_begins_with_the_very_model_of_its_directory(model):
-    """B is 0 at first, so that version 0 is that of a run without adapters."""
+    """B is 0 at first, so that version 0 is that of a run without adapters, down to the sign of a zero."""
+    assert merged({"a.base_layer.weight": torch.tensor([[-0.0]]), **empty("a")}, 2.0)["a.weight"].signbit().all()
     assert logits(learner(model).model).equal(logits(load_model(model)))
     assert {n: t.tolist() for n, t in load(learner(model).weights()).items()} == {
         n: t.tolist() for n, t in load_file(model / "model.safetensors").items()
@@ -134,6 +142,17 @@ def test_the_targets_say_which_layers_have_an_adapter(model):
         f"{number}.{part}" for number in (0, 1) for part in ("self_attn.q_proj", "mlp.up_proj")
     }
     assert len(load(learner(model).trained_weights())) == 2 * 2 * 7
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "mlp.up_proj"]])
+def test_a_plan_counts_the_adapters_that_there_are(model, targets):
+    """From the model's shape alone."""
+    subject = learner(model, lora={"rank": 3, "targets": targets})
+    shape = ModelShape(layers=2, hidden=16, heads=2, intermediate=32, vocabulary=VOCABULARY, tied=True)
+
+    found = trained_count(shape, AlgorithmConfig(lora={"rank": 3, "targets": targets}))
+
+    assert found == sum(parameter.numel() for parameter in subject.policy.trained())
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ import pytest
 
 from infra.errors import ConfigError
 from schemas.transcript import check
-from trainer.config import PLAN, AlgorithmConfig, CurriculumConfig, make_config, read_run
+from trainer.config import PLAN, AlgorithmConfig, CurriculumConfig, Lora, make_config, read_run
 from trainer.model_shape import ModelShape, shape_of
 from trainer.plan import Planned, retained_bytes
 from trainer.plan_config import PlanConfig, make_plan_config
 from trainer.plan_figures import LogBytes, bottleneck, log_rates, notes, problems, sections
-from trainer.plan_memory import disk_bytes, engine_memory, host_bytes, trainer_memory
+from trainer.plan_memory import disk_bytes, engine_memory, host_bytes, trained_count, trainer_memory
 from trainer.plan_work import (
     Limits,
     decode_rate,
@@ -231,8 +231,22 @@ def test_the_trainers_memory_in_bfloat16_with_a_reference_on_two_gpus():
 
 def test_what_checkpoints_take():
     """20 bytes per parameter in the machine while one is written; 12 on the disk for each, 4 for a version."""
-    assert host_bytes(SHAPE) == 20 * 2792
-    assert disk_bytes(SHAPE, 2, 4) == 2792 * (2 * 12 + 4 * 4)
+    assert host_bytes(SHAPE, 2792) == 20 * 2792
+    assert disk_bytes(SHAPE, 2792, 2, 4) == 2792 * (2 * 12 + 4 * 4)
+
+
+def test_what_adapters_take():
+    """Rank 3: of seven matrices both sides, 16 + 12 + 12 + 16 + 3 x 24 = 128, in two layers; no second model for KL."""
+    lora = ALGORITHM.model_copy(update={"lora": Lora(rank=3), "kl": 0.1})
+    some = ALGORITHM.model_copy(update={"lora": Lora(rank=3, targets=("q_proj", "mlp.up_proj"))})
+    memory = trainer_memory(SHAPE, lora, episode_tokens(ASSUMED, LIMITS, 10, longest=True), 1)
+
+    assert (trained_count(SHAPE, lora), trained_count(SHAPE, some)) == (768, 240)
+    assert (memory.weights, memory.gradients, memory.optimizer) == (4 * (2792 + 768), 4 * 768, 8 * 768)
+    assert memory.reference == 0
+    # A version is merged, so that it has the size of the model; a checkpoint holds adapters alone.
+    assert host_bytes(SHAPE, 768) == 8 * 2792
+    assert disk_bytes(SHAPE, 768, 2, 4) == 768 * 2 * 12 + 2792 * 4 * 4
 
 
 def test_the_engines_memory():

@@ -17,7 +17,7 @@ def write(tmp_path, text):
 
 def test_the_presets_are_those_that_the_docs_name():
     """A new one is one more file."""
-    assert ["dapo-7b", "debug", "long-horizon"] == presets.names()
+    assert ["dapo-7b", "debug", "long-horizon", "lora-1gpu"] == presets.names()
 
 
 def test_a_file_begins_from_the_preset_that_it_names(tmp_path):

@@ -25,7 +25,10 @@ def test_every_key_of_the_configuration_has_a_line():
 
     assert all(rule(key).why for key in known)
     sections = {key.partition(".")[0] for key in known} | {"tasks"}
-    assert {key for key in RULES if key not in known | sections} == {"tasks.family", "tasks.payload", "tasks.name"}
+    assert {key for key in RULES if key not in known | sections} == {
+        "ranks",
+        *("tasks.family", "tasks.payload", "tasks.name"),
+    }
 
 
 @pytest.mark.parametrize(
@@ -58,6 +61,7 @@ def test_what_later_steps_rest_on_may_change_and_is_told(free):
             {"algorithm": {"overlong": {"max_tokens": 9, "cache_tokens": 3}}},
             'algorithm.overlong was null, now it is {"cache_tokens": 3, "max_tokens": 9} (a constant of the reward',
         ),
+        ({"algorithm": {"lora": {"rank": 8}}}, "algorithm.lora was null, now it is {"),
         ({"tasks": {"family": "other"}}, "tasks.family was null"),
     ],
 )
@@ -84,3 +88,21 @@ def test_a_key_that_was_not_known_then_had_its_default():
     assert refuse_changes("r", before, run_of()).keys() <= {"algorithm.forgotten"}
     with pytest.raises(ConfigError, match=r"algorithm\.overlong was null"):
         refuse_changes("r", before, run_of(algorithm={"overlong": {"max_tokens": 9, "cache_tokens": 3}}))
+
+
+def test_the_number_of_ranks_may_change_and_is_told():
+    """One rank is what runs had before there could be more, so it is not written down."""
+    config = make_config({"run": "r", "model": "/m", "directory": "/d"})
+    one, two = (identity(config, "t", "m", ranks=count) for count in (1, 2))
+
+    assert refuse_changes("r", one, two) == {"ranks": (None, 2)}
+    assert one == run_of()
+
+
+@pytest.mark.parametrize("now", [{"rank": 8}, {"alpha": 64}, {"targets": ["q_proj"]}, None])
+def test_adapters_stay_what_they_were(now):
+    """A checkpoint holds nothing else."""
+    before = run_of(algorithm={"lora": {"rank": 16}})
+
+    with pytest.raises(ConfigError, match=r"algorithm\.lora was .* \(checkpoints hold these adapters"):
+        refuse_changes("r", before, run_of(algorithm={"lora": now}))
