@@ -154,7 +154,7 @@ class Sampling:
     async def _decide(self, manifest: RunManifest) -> int:
         """Be the trainer of a run, without a model; return the groups in all steps."""
         partition, start = trajectories_of(manifest.run), manifest.trajectories_start
-        state = AssemblerState(low=start, position=start, steps=0)
+        state = AssemblerState.fresh(start)
         assembler = GroupAssembler(GroupRules.of(ALGORITHM, StopConfig()), state, versions={0: 0})
         kept = 0
         await self._grant(manifest.run, assembler)

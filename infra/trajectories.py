@@ -21,8 +21,8 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from enum import Enum, auto
 from pathlib import Path
 from typing import Final, Self
@@ -36,6 +36,7 @@ from infra.clock import Clock, SystemClock
 from infra.control import control_now
 from infra.errors import BusError, ConfigError, OffsetLost, RollmillError, WaitTimeout
 from infra.kafka import KafkaBus
+from infra.reading import read_between
 from infra.security import PLAINTEXT, Security
 from infra.wire import Received, unpack
 from schemas.arbiter import Ruling
@@ -89,6 +90,22 @@ async def read_trajectory(record: Record, run: str, bus: Bus) -> Received[Trajec
         log.warning("`trajectories` offset %d is not a trajectory, ignored: %s", record.offset, error)
         return None
     return received if received.message.task.run == run else None
+
+
+async def read_run(bus: Bus, clock: Clock, run: str, start: int, end: int) -> AsyncGenerator[Received[Trajectory]]:
+    """Yield the terminal records of a run in [start, end) of its partition, accepted or not.
+
+    Raises:
+        WaitTimeout: nothing came for long although the end is not reached.
+        infra.errors.OffsetLost: retention has removed the start.
+        infra.blobs.BlobsAway: a value is in the log's blob store, which does not answer.
+    """
+    partition = trajectories_of(run)
+    async with aclosing(read_between(bus, clock, {partition: start}, {partition: end})) as records:
+        async for record in records:
+            received = await read_trajectory(record, run, bus)
+            if received is not None:
+                yield received
 
 
 class Nothing(Enum):

@@ -23,8 +23,7 @@ from infra.bus import Bus
 from infra.clock import Clock
 from infra.control import control_now
 from infra.errors import ConfigError, Failure
-from infra.reading import read_between
-from infra.trajectories import read_trajectory, trajectories_of
+from infra.trajectories import read_run, trajectories_of
 from infra.wire import Publisher
 from producers.publish import ensure_manifest, publish_tasks
 from schemas.arbiter import Arbiter, Ruling
@@ -183,13 +182,11 @@ async def accepted(bus: Bus, clock: Clock, manifest: RunManifest) -> AsyncGenera
     begin = (await bus.begin_offsets(partition.topic))[partition.partition]
     end = (await bus.end_offsets(partition.topic))[partition.partition]
     start = max(begin, manifest.trajectories_start)
-    async for record in read_between(bus, clock, {partition: start}, {partition: end}):
-        received = await read_trajectory(record, manifest.run, bus)
-        if received is None:
-            continue
-        task = received.message.task
-        if arbiter.rule(task.group, task.sample, task.payload_digest, record.offset) is Ruling.ACCEPTED:
-            yield received.message
+    async with aclosing(read_run(bus, clock, manifest.run, start, end)) as outcomes:
+        async for received in outcomes:
+            task, offset = received.message.task, received.record.offset
+            if arbiter.rule(task.group, task.sample, task.payload_digest, offset) is Ruling.ACCEPTED:
+                yield received.message
 
 
 def _of_another_run(outcome: Trajectory, run: str) -> Trajectory:

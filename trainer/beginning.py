@@ -77,7 +77,7 @@ def refuse(
 
 def fresh_state(run: str, start: int, epoch: int) -> TrainerState:
     """Return the state before the first step of a run whose records begin at an offset."""
-    assembler = AssemblerState(low=start, position=start, steps=0)
+    assembler = AssemblerState.fresh(start)
     return TrainerState(run=run, epoch=epoch, digest="", decisions=-1, assembler=assembler)
 
 

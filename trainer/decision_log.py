@@ -11,13 +11,14 @@ import logging
 
 from infra.bus import Bus, Reader, Record, TopicPartition
 from infra.clock import Clock
-from infra.errors import RollmillError, WaitTimeout
+from infra.errors import ConfigError, RollmillError, WaitTimeout
 from infra.reading import read_between
 from infra.wire import Publisher, unpack
 from schemas.codec import DecodeError
 from schemas.decisions import Decision, TrainerStarted
 from schemas.partition import partition_for
 from schemas.topics import DECISIONS
+from trainer.history import History
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,26 @@ class Fenced(RollmillError):
 def decisions_of(run: str) -> TopicPartition:
     """Return where a run's decisions lie."""
     return TopicPartition(DECISIONS.name, partition_for(run, DECISIONS.partitions))
+
+
+async def read_history(bus: Bus, clock: Clock, run: str) -> History:
+    """Return what a run has decided up to now; that of a run nobody has started is empty."""
+    return History.of(await read_decisions(bus, clock, run))
+
+
+async def read_started(bus: Bus, clock: Clock, run: str) -> tuple[History, int]:
+    """Return what a run has decided, and the first offset of `trajectories` that belongs to it.
+
+    Raises:
+        ConfigError: no trainer ever started on the run.
+    """
+    history = await read_history(bus, clock, run)
+    if history.start is None:
+        raise ConfigError(
+            f"run {run!r} has no trainer in `decisions`: no trainer ever started on it, or the topic prefix is "
+            f"another one. `rollmill runs` lists the runs"
+        )
+    return history, history.start
 
 
 async def read_decisions(bus: Bus, clock: Clock, run: str, end: int | None = None) -> list[tuple[int, Decision]]:

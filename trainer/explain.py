@@ -8,20 +8,19 @@ open sample is, `events` and the board know; here is only which one. Nothing is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from infra.bus import Bus
 from infra.clock import Clock
-from infra.control import ControlView
-from infra.errors import ConfigError
-from infra.reading import read_between
-from infra.trajectories import read_trajectory, trajectories_of
+from infra.control import ControlView, control_now
+from infra.trajectories import read_run, trajectories_of
 from schemas.control import Cancel, Credit, Cursor
 from trainer.config import AlgorithmConfig
-from trainer.decision_log import read_decisions
-from trainer.groups import AssemblerState, Dropped, GroupAssembler, Step
+from trainer.decision_log import read_started
+from trainer.groups import AssemblerState, Dropped, Event, GroupAssembler, Step
 from trainer.history import History, rules_of
 from trainer.terminal import terminal
 
@@ -146,46 +145,30 @@ async def explain(bus: Bus, clock: Clock, run: str) -> Waiting:
     Raises:
         ConfigError: no trainer ever started on the run.
     """
-    history = History.of(await read_decisions(bus, clock, run))
-    if history.start is None:
-        raise ConfigError(
-            f"run {run!r} has no decisions: no trainer ever started on it. `rollmill runs` lists the runs"
-        )
-    control = ControlView(bus, clock)
-    try:
-        await control.start()
-    finally:
-        await control.close()
-    return await _waiting(bus, clock, run, history, control)
+    history, start = await read_started(bus, clock, run)
+    return await _waiting(bus, clock, run, history, start, await control_now(bus, clock))
 
 
-async def _waiting(bus: Bus, clock: Clock, run: str, history: History, control: ControlView) -> Waiting:
+async def _waiting(bus: Bus, clock: Clock, run: str, history: History, start: int, control: ControlView) -> Waiting:
     algorithm = AlgorithmConfig.model_validate(history.config["algorithm"])
-    partition, start = trajectories_of(run), history.start or 0
+    partition = trajectories_of(run)
     end = (await bus.end_offsets(partition.topic))[partition.partition]
     assembler = GroupAssembler(
         rules_of(history.config),
-        AssemblerState(low=start, position=start, steps=0),
+        AssemblerState.fresh(start),
         script=history.script(0),
         versions=history.made_by,
     )
     dropped: Counter[str] = Counter()
     due: Due | None = None
-    async for record in read_between(bus, clock, {partition: start}, {partition: end}):
-        received = await read_trajectory(record, run, bus)
-        if received is None or due is not None:
-            continue
-        events = assembler.feed(terminal(received, algorithm.overlong, keep_tokens=False))
-        while events and due is None:
-            for event in events:
-                match event:
-                    case Step(recorded=None):
-                        due = Due(step=event.number, position=event.position, behind=end - event.position)
-                    case Step():
-                        dropped.clear()
-                    case Dropped():
-                        dropped[event.reason.value] += 1
-            events = assembler.due()
+    async with aclosing(read_run(bus, clock, run, start, end)) as outcomes:
+        async for received in outcomes:
+            events = assembler.feed(terminal(received, algorithm.overlong, keep_tokens=False))
+            while events and due is None:
+                due = _counted(events, dropped, end)
+                events = assembler.due()
+            if due is not None:
+                break
     cursor, credit = control.get(f"cursor/{run}", Cursor), control.get(f"credit/{run}", Credit)
     cancel = control.get(f"cancel/{run}", Cancel)
     return Waiting(
@@ -204,3 +187,17 @@ async def _waiting(bus: Bus, clock: Clock, run: str, history: History, control: 
         cancelled=cancel.cause if cancel else None,
         ended=history.ended.reason if history.ended else None,
     )
+
+
+def _counted(events: Sequence[Event], dropped: Counter[str], end: int) -> Due | None:
+    """Count what was dropped since the last recorded step; return the step that is not recorded, if there is one."""
+    due = None
+    for event in events:
+        match event:
+            case Step(recorded=None):
+                due = Due(step=event.number, position=event.position, behind=end - event.position)
+            case Step():
+                dropped.clear()
+            case Dropped():
+                dropped[event.reason.value] += 1
+    return due

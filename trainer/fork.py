@@ -21,8 +21,8 @@ from infra.errors import ConfigError
 from trainer import checkpoint
 from trainer.adapters import whole_weights
 from trainer.config import Fork, RunConfig
-from trainer.decision_log import read_decisions
-from trainer.history import History, lora_of
+from trainer.decision_log import read_history
+from trainer.history import lora_of
 from trainer.weights import load_model, sync_directory, weights_digest, write_durably, write_model_directory
 
 RUN_FILE = "run.toml"
@@ -44,9 +44,9 @@ async def fork(config: RunConfig, name: str, bus: Bus, clock: Clock, text: Calla
     """
     if name == config.run:
         raise ConfigError(f"--fork {name}: a fork needs a name of its own")
-    if History.of(await read_decisions(bus, clock, name)).started:
+    if (await read_history(bus, clock, name)).started:
         raise ConfigError(f"--fork {name}: a run of that name has been started; give --resume to go on with it")
-    history = History.of(await read_decisions(bus, clock, config.run))
+    history = await read_history(bus, clock, config.run)
     saved = checkpoint.latest(config.checkpoints_directory, history.holds) if history.started else None
     if saved is None:
         raise ConfigError(

@@ -25,7 +25,7 @@ import logging
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from infra.errors import RollmillError
 from schemas.arbiter import Arbiter, Ruling
@@ -79,6 +79,11 @@ class AssemblerState(Part, frozen=True, kw_only=True):
     """Mean success of the last complete groups, oldest first."""
     pacing: PacingState | None = None
     """Admission numbers on their way; none in a checkpoint of a trainer that did not count them."""
+
+    @classmethod
+    def fresh(cls, start: int) -> Self:
+        """Return the state before the first record of a run whose records begin at an offset."""
+        return cls(low=start, position=start, steps=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ from trainer.collapse import LR_SCALE, GoBack
 from trainer.config import RunConfig
 from trainer.credit import credit
 from trainer.crew import load_learner
-from trainer.decision_log import DecisionLog, read_decisions
+from trainer.decision_log import DecisionLog, read_history
 from trainer.ending import Ending, ending
 from trainer.evaluating import Evaluations
 from trainer.evaluation import Evaluator
@@ -181,7 +181,7 @@ class Trainer:
         """Become the run's trainer, and stand where its last checkpoint stood."""
         self._show(phase="starting")
         now = await self._load()
-        history = History.of(await read_decisions(self._bus, self._clock, self._config.run))
+        history = await read_history(self._bus, self._clock, self._config.run)
         saved = await self._thread.run(lambda: find_checkpoint(self._config, history, intent.rollback))
         await self._thread.run(lambda: refuse(self._config, history, now, intent, saved))
         begin = await self._first_offset() if history.start is None else history.start

@@ -16,14 +16,12 @@ from typing import Any
 
 from infra.bus import Bus
 from infra.clock import Clock
-from infra.errors import ConfigError
-from infra.reading import read_between
-from infra.trajectories import read_trajectory, trajectories_of
+from infra.trajectories import read_run
 from schemas.batch import batch_digest
 from schemas.decisions import DropReason, StepDecided
 from trainer.advantages import soft_overlong
 from trainer.config import AlgorithmConfig
-from trainer.decision_log import read_decisions
+from trainer.decision_log import read_started
 from trainer.groups import AssemblerState, Dropped, GroupAssembler, Script, Step
 from trainer.history import History, rules_of
 from trainer.pacing import Pacing, PacingState
@@ -123,11 +121,9 @@ async def replay(bus: Bus, clock: Clock, run: str, *, last: int | None = None) -
         ConfigError: no trainer ever started on the run.
         infra.errors.OffsetLost: retention has removed the run's first trajectories.
     """
-    history = History.of(await read_decisions(bus, clock, run))
-    if history.start is None:
-        raise ConfigError(f"run {run!r} has no trainer in `decisions`: check the name and the topic prefix")
-    end = max((step.position for step in history.steps.values()), default=history.start)
-    records = await read_terminals(bus, clock, run, history.start, end)
+    history, start = await read_started(bus, clock, run)
+    end = max((step.position for step in history.steps.values()), default=start)
+    records = await read_terminals(bus, clock, run, start, end)
     comparison = _Replay(run, history, records)
     steps = tuple(comparison.steps())
     return ReplayReport(
@@ -140,13 +136,7 @@ async def replay(bus: Bus, clock: Clock, run: str, *, last: int | None = None) -
 
 async def read_terminals(bus: Bus, clock: Clock, run: str, start: int, end: int) -> list[Terminal]:
     """Return a run's terminal records in [start, end) of its partition, without tokens and punishments."""
-    partition = trajectories_of(run)
-    found: list[Terminal] = []
-    async for record in read_between(bus, clock, {partition: start}, {partition: end}):
-        received = await read_trajectory(record, run, bus)
-        if received is not None:
-            found.append(terminal(received, None, keep_tokens=False))
-    return found
+    return [terminal(found, None, keep_tokens=False) async for found in read_run(bus, clock, run, start, end)]
 
 
 class _Replay:
@@ -169,7 +159,7 @@ class _Replay:
 
     def steps(self) -> Iterator[StepComparison]:
         """Make each recorded step again."""
-        assembler = self._assembler(AssemblerState(low=self._start, position=self._start, steps=0))
+        assembler = self._assembler(AssemblerState.fresh(self._start))
         for number in sorted(self._history.steps):
             recorded = self._history.steps[number]
             algorithm = self._algorithms[recorded.epoch]

@@ -11,18 +11,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from infra.bus import Bus, TopicPartition
+from infra.bus import Bus
 from infra.clock import Clock
 from infra.errors import ConfigError
-from infra.reading import read_between
-from infra.trajectories import read_trajectory, trajectories_of
+from infra.trajectories import read_run, trajectories_of
 from infra.wire import Received
 from schemas.arbiter import Arbiter, Ruling
 from schemas.batch import content_hash
 from schemas.decisions import Member, StepDecided
 from schemas.messages import Trajectory
 from schemas.outcome import Completed
-from trainer.decision_log import read_decisions
+from trainer.decision_log import read_started
 from trainer.history import History
 
 
@@ -112,28 +111,19 @@ async def read_story(bus: Bus, clock: Clock, run: str) -> Story:
     Raises:
         ConfigError: no trainer ever started on the run.
     """
-    history = History.of(await read_decisions(bus, clock, run))
-    if history.start is None:
-        raise ConfigError(
-            f"run {run!r} has no decisions: no trainer ever started on it. `rollmill runs` lists the runs"
-        )
+    history, start = await read_started(bus, clock, run)
     tale = _Tale()
     partition = trajectories_of(run)
     end = (await bus.end_offsets(partition.topic))[partition.partition]
-    async for record in read_between(bus, clock, {partition: history.start}, {partition: end}):
-        received = await read_trajectory(record, run, bus)
-        if received is not None:
-            tale.add(received)
+    async for received in read_run(bus, clock, run, start, end):
+        tale.add(received)
     return Story(run=run, history=history, groups=tale.groups, places=tale.places)
 
 
 async def read_one(bus: Bus, clock: Clock, run: str, offset: int) -> Trajectory | None:
     """Return the trajectory at an offset of a run's partition; none if it cannot be read any more."""
-    partition: TopicPartition = trajectories_of(run)
-    async for record in read_between(bus, clock, {partition: offset}, {partition: offset + 1}):
-        received = await read_trajectory(record, run, bus)
-        return None if received is None else received.message
-    return None
+    found = [received.message async for received in read_run(bus, clock, run, offset, offset + 1)]
+    return found[0] if found else None
 
 
 @dataclass

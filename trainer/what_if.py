@@ -21,7 +21,7 @@ from infra.clock import Clock
 from infra.config import apply_override, explain
 from infra.errors import ConfigError
 from trainer.config import AlgorithmConfig, synchronous
-from trainer.decision_log import read_decisions
+from trainer.decision_log import read_started
 from trainer.groups import AssemblerState, Dropped, GroupAssembler, Script, Step
 from trainer.history import History, stop_of
 from trainer.replay import read_terminals, shaped
@@ -77,14 +77,12 @@ async def what_if(bus: Bus, clock: Clock, run: str, overrides: Sequence[str]) ->
     Raises:
         ConfigError: no trainer ever started on the run, or a rule is unknown or cannot be so.
     """
-    history = History.of(await read_decisions(bus, clock, run))
-    if history.start is None:
-        raise ConfigError(f"run {run!r} has no trainer in `decisions`: check the name and the topic prefix")
+    history, start = await read_started(bus, clock, run)
     before = AlgorithmConfig.model_validate(history.config["algorithm"])
     after = changed_rules(before, overrides)
     steps, drops = history.steps.values(), history.drops.values()
-    end = max([history.start, *(step.position for step in steps), *(drop.position for drop in drops)])
-    records = await read_terminals(bus, clock, run, history.start, end)
+    end = max([start, *(step.position for step in steps), *(drop.position for drop in drops)])
+    records = await read_terminals(bus, clock, run, start, end)
     recorded, changed = (_decided(history, records, rules) for rules in (before, after))
     pairs = zip(recorded.steps, changed.steps, strict=False)
     return WhatIf(
@@ -135,7 +133,7 @@ def _decided(history: History, records: Sequence[Terminal], rules: AlgorithmConf
     start = history.start or 0
     assembler = GroupAssembler(
         GroupRules.of(rules, stop_of(history.config)),
-        AssemblerState(low=start, position=start, steps=0),
+        AssemblerState.fresh(start),
         script=Script(closed_from=dict.fromkeys(history.closed_from, 0)),
         versions=history.made_by,
     )

@@ -14,8 +14,7 @@ from infra.config import Config
 from infra.connect import connected
 from infra.errors import ConfigError
 from rollmill import output
-from trainer.decision_log import read_decisions
-from trainer.history import History
+from trainer.decision_log import read_started
 
 
 @click.command("export")
@@ -42,11 +41,7 @@ async def _export(run: str, name: str, target: Path, config: Config) -> dict[str
     except ImportError as error:
         raise ConfigError(f"export needs torch: pip install 'rollmill[train]' ({error})") from error
     async with connected(config.bus, client="export") as bus:
-        history = History.of(await read_decisions(bus, SystemClock(), run))
-    if not history.started:
-        raise ConfigError(
-            f"run {run!r} has no decisions: no trainer ever started on it. `rollmill runs` lists the runs"
-        )
+        history, _ = await read_started(bus, SystemClock(), run)
     return asdict(await asyncio.to_thread(export, history, name, target))
 
 

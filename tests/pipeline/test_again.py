@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import asynccontextmanager
-
 import numpy as np
 import pytest
 
-from infra.config import Config
 from infra.errors import ConfigError
-from infra.memory import MemoryBus
 from infra.wire import Publisher
 from producers.collect import outcomes
 from producers.publish import ensure_manifest, publish_tasks, tasks_of
@@ -19,14 +14,11 @@ from rollmill.again import moved, resample, rescore
 from schemas.control import RunManifest
 from schemas.messages import Task
 from schemas.outcome import Completed, Failed
-from schemas.topics import TABLE
-from stages.pipeline import Outside, Pipeline
 from stages.run.render import Renderer
 from tests import toys
-from tests.fast_clock import FastClock
 from tests.logs import make_task
 from tests.model_directory import word_model
-from tests.pipeline.faulty import FaultyPolicy, RestartingHost
+from tests.pipeline.at_work import pipeline_at_work
 
 LIMIT_S = 500.0
 """Longest wait for all outcomes: 20 s of the machine's time."""
@@ -67,26 +59,10 @@ class World:
         return {(one.task.row, one.task.sample): one for one in found}
 
 
-@asynccontextmanager
-async def world_at_work(renderer):
-    clock = FastClock()
-    bus, host = MemoryBus(clock), RestartingHost(clock)
-    await bus.create_topics(TABLE)
-    outside = Outside(host=host, policy=FaultyPolicy(renderer), renderer=renderer)
-    pipeline = Pipeline(bus, clock, Config(), outside, worker="pipeline")
-    async with host:
-        running = asyncio.create_task(pipeline.run())
-        try:
-            yield World(clock, bus)
-        finally:
-            pipeline.stop()
-            await asyncio.wait_for(running, 15)
-
-
 @pytest.fixture
 async def world(renderer):
-    async with world_at_work(renderer) as found:
-        yield found
+    async with pipeline_at_work(renderer) as (clock, bus):
+        yield World(clock, bus)
 
 
 async def test_the_same_grader_says_the_same(world):

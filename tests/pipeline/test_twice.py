@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
 
-from infra.config import Config
-from infra.memory import MemoryBus
 from infra.trajectories import TrajectoryReader
 from infra.wire import Publisher
 from producers.generated import GeneratedSource
 from producers.publish import ensure_manifest, publish_source, publish_tasks, tasks_of
 from rollmill.ledger import ledger
 from schemas.control import RunManifest
-from schemas.topics import EPISODES, INIT_RETRY_5S, ROLLOUTS, TABLE, TASKS, TRAJECTORIES
+from schemas.topics import EPISODES, INIT_RETRY_5S, ROLLOUTS, TASKS, TRAJECTORIES
 from stages.handlers.keydoor import WORDS
-from stages.pipeline import Outside, Pipeline
 from stages.run.render import Renderer
-from tests.fast_clock import FastClock
 from tests.logs import read_all, wait_until
 from tests.model_directory import word_model
-from tests.pipeline.faulty import FaultyPolicy, RestartingHost
+from tests.pipeline.at_work import pipeline_at_work
 
 GROUPS, SAMPLES = 4, 2
 SOURCE = GeneratedSource("keydoor", {"size": 4}, count=GROUPS)
@@ -94,18 +89,8 @@ class World:
 
 @asynccontextmanager
 async def world_at_work(renderer):
-    clock = FastClock()
-    bus, host = MemoryBus(clock), RestartingHost(clock)
-    await bus.create_topics(TABLE)
-    outside = Outside(host=host, policy=FaultyPolicy(renderer), renderer=renderer)
-    pipeline = Pipeline(bus, clock, Config(), outside, worker="pipeline")
-    async with host:
-        running = asyncio.create_task(pipeline.run())
-        try:
-            yield World(clock, bus)
-        finally:
-            pipeline.stop()
-            await asyncio.wait_for(running, 15)
+    async with pipeline_at_work(renderer) as (clock, bus):
+        yield World(clock, bus)
 
 
 async def test_a_source_that_is_published_twice_is_rolled_out_as_one(renderer):

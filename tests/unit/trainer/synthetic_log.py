@@ -10,7 +10,7 @@ from trainer.groups import AssemblerState
 from trainer.rules import GroupRules
 from trainer.terminal import Terminal
 
-START = AssemblerState(low=0, position=0, steps=0)
+START = AssemblerState.fresh(0)
 
 
 def rules(**changes):

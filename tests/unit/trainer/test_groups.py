@@ -3,9 +3,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paced_run import as_decided
 from synthetic_log import START, end, failed, random_log, rules
 
-from schemas.decisions import DropReason, StepDecided
+from schemas.decisions import DropReason
 from trainer.config import Filter
 from trainer.groups import Dropped, GroupAssembler, Script, ScriptBroken, Step
 from trainer.terminal import OTHER_RUN
@@ -17,19 +18,6 @@ def assembler(state=START, script=None, versions=None, **changes):
 
 def feed(assembler, records):
     return [event for record in records for event in assembler.feed(record)]
-
-
-def as_decided(step, epoch=0):
-    return StepDecided(
-        run="r",
-        epoch=epoch,
-        step=step.number,
-        position=step.position,
-        members=step.members,
-        digest=step.digest,
-        advantage_digest=step.advantage_digest,
-        buffered=step.buffered,
-    )
 
 
 def summary(event):

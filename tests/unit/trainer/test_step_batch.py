@@ -17,9 +17,7 @@ SHORT = transcript([([1], [2])], tail=[3])
 
 def decided(*records, **changes):
     """Return the step that a group of two makes."""
-    machine = GroupAssembler(
-        rules(groups=1, std=False, **changes), AssemblerState(low=0, position=0, steps=0), versions={0: 0}
-    )
+    machine = GroupAssembler(rules(groups=1, std=False, **changes), AssemblerState.fresh(0), versions={0: 0})
     return next(event for record in records for event in machine.feed(record))
 
 
