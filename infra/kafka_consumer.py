@@ -10,6 +10,7 @@ What aiokafka does not promise, and this file does:
 - a commit that it sends while its request to join waits is answered after it, with "another generation", and the client
   then joins once more: whoever commits regularly would keep its group rebalancing for as long as that takes. Here
   nothing is sent from the end of `on_rebalance` until the assignment is known;
+- it raises at a header whose name is not UTF-8, again and again. Here it does not (`kafka_headers.py`);
 - it logs and forgets errors of the callbacks. Here the next poll raises them;
 - its protocol is eager: each rebalance takes everything away and gives most of it back. Here `on_revoked` gets only
   what did not come back, or everything if the membership itself was lost in between.
@@ -40,9 +41,12 @@ from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 
 from infra.bus import Committed, Listener, Record, TopicPartition
 from infra.errors import BusError, NotOwner, OffsetLost
+from infra.kafka_headers import read_any_header
 from infra.kafka_link import KafkaLink
 
 log = logging.getLogger(__name__)
+
+read_any_header()
 
 _TELLING_SHARE = 0.5
 """Part of the time for a rebalance that its beginning may take: the rest is for the join, else the group goes on

@@ -10,6 +10,9 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.producer import message_accumulator, producer
+from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 
 from infra.bus import Committed, Listener
 from infra.clock import SystemClock
@@ -18,6 +21,7 @@ from infra.kafka import KafkaBus, KafkaLimits
 from infra.stage import Done, Member
 from infra.wire import Publisher, unpack
 from infra.worker import Limits
+from schemas.codec import encode
 from schemas.identity import payload_digest
 from schemas.messages import Episode
 from schemas.topics import DEAD, EPISODES, TABLE, TASKS, TRAJECTORIES
@@ -31,9 +35,13 @@ CLOCK = SystemClock()
 PREFIXES = itertools.count()
 
 
+def next_prefix():
+    return f"worker{os.getpid()}-{next(PREFIXES)}."
+
+
 @asynccontextmanager
-async def connected(kafka, limits):
-    bus = KafkaBus(kafka, prefix=f"worker{os.getpid()}-{next(PREFIXES)}.", limits=limits)
+async def connected(kafka, limits, prefix=None):
+    bus = KafkaBus(kafka, prefix=prefix or next_prefix(), limits=limits)
     await bus.start()
     await bus.create_topics(TABLE)
     yield bus
@@ -181,3 +189,47 @@ async def test_a_record_that_kills_its_processes_ends_as_failed_and_all_others_g
     assert {0, 1, 2, 4, 5, 6, 7} == set(episodes)
     assert 1 == await count(bus, DEAD)
     assert 2 <= deaths <= 3
+
+
+class BadName(str):
+    """A header name that is no text, as only clients in other languages can write one."""
+
+    __slots__ = ()
+
+    def encode(self, *_):
+        """Return what is no UTF-8."""
+        return b"\xff\xfe"
+
+
+async def test_header_names_that_are_no_text_stop_nobody(kafka, monkeypatch):
+    """Such a task is worked on, such a poison is buried, and what lies behind them in the partition goes on."""
+    for module in (message_accumulator, producer):
+        monkeypatch.setattr(module, "DefaultRecordBatchBuilder", _DefaultRecordBatchBuilderPy)
+    prefix = next_prefix()
+    task = make_task(sample=0, samples=8, payload={}, payload_digest=payload_digest({}))
+    async with connected(kafka, KafkaLimits(), prefix) as bus:
+        async with AIOKafkaProducer(bootstrap_servers=kafka) as foreign:
+            for value in (b"no message", encode(task)):
+                where = {"key": b"k", "partition": 0, "headers": [(BadName("x"), b"1")]}
+                await foreign.send_and_wait(prefix + TASKS.name, value, **where)
+        publisher = Publisher(bus, CLOCK, "test")
+        behind = [
+            make_task(sample=sample, samples=8, payload={}, payload_digest=payload_digest({})) for sample in (1, 2)
+        ]
+        for one in behind:
+            await publisher.publish(TASKS, one, partition=0)
+
+        async def handle(given):
+            return Done(Episode(task=given, host="none", lease="lease", messages=()))
+
+        worker = Member(init_stage(handle), bus, CLOCK, worker="w", first=True)
+        running = asyncio.create_task(worker.run())
+        await wait_until(lambda: count(bus, EPISODES), 3)
+        await wait_until(lambda: count(bus, DEAD), 1)
+        worker.stop()
+        await running
+
+        done = [(await unpack(EPISODES, record)).message.task.sample for record in await read_all(bus, EPISODES)]
+        (dead,) = await read_all(bus, DEAD)
+        assert sorted(done) == [0, 1, 2]
+        assert (dead.value, dead.header("\\xff\\xfe")) == (b"no message", b"1")
