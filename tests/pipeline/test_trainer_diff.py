@@ -99,11 +99,7 @@ async def test_a_changed_record_of_a_run_is_named(model, tmp_path):
     bus = await finished(model, tmp_path)
     _, member = await member_of(bus, 2)
     partition = TopicPartition(TRAJECTORIES.name, trajectories_of(RUN).partition)
-    records = bus._log[partition].records
-    value = records[member.offset].value
-    at = value.index(b"made-up")
-    flipped = value[:at] + b"M" + value[at + 1 :]
-    records[member.offset] = msgspec.structs.replace(records[member.offset], value=flipped)
+    bus.rewrite(partition, member.offset, lambda value: value.replace(b"made-up", b"Made-up", 1))
 
     found = await diff(bus, CLOCK, RUN, RUN)
 

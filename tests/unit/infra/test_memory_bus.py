@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from infra.bus import TopicPartition
 from infra.clock import VirtualClock, settle
-from infra.memory import MemoryBus, share
+from infra.memory import MemoryBus
+from infra.memory_group import share
 from schemas.topics import CONTROL, TASKS
 
 PARTITIONS = st.integers(1, 12).map(lambda count: [TopicPartition("t", number) for number in range(count)])

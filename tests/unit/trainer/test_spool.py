@@ -99,8 +99,7 @@ async def test_a_record_that_changed_meanwhile_is_an_error(log):
     bus, records = log
     spool, terminals = spooled(bus, records, 0)
     other = msgspec.structs.replace(records[3].message, transcript=transcript(77))
-    held = bus._log[trajectories_of("r")].records
-    held[terminals[3].offset] = msgspec.structs.replace(held[terminals[3].offset], value=encode(other))
+    bus.rewrite(trajectories_of("r"), terminals[3].offset, lambda _: encode(other))
 
     with pytest.raises(ChangedLog, match=f"offset {terminals[3].offset} .* no longer holds the same record"):
         await spool.fill(step_of(terminals))
