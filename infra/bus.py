@@ -1,6 +1,6 @@
 """The log as a protocol: what every broker implementation must do, and nothing more.
 
-Implementations: `kafka.py` (aiokafka, Apache Kafka) and `memory.py` (the twin); `tests/contract/test_bus.py` holds
+Implementations: `kafka.py` (aiokafka, Apache Kafka) and `memory.py` (the twin); `tests/contract/test_bus*.py` hold
 both to this page. Promises:
 
 - `publish` returns after the record is durable (acks=all, idempotent) or raises BusError within `limits`;
