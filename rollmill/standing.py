@@ -1,4 +1,4 @@
-"""How the pipeline stands: lag from the broker, the live board, what lies in `dead`, and which service is away.
+"""How the pipeline stands: lag, the live board, what lies in `dead`, which service is away, alarms of trainers.
 
 The board is asked of its service and, where that does not answer in BOARD_LIMIT_S or cannot be believed, made here from
 the end of `events`: the same board from the same records, only slower. So nothing depends on the service.
@@ -7,6 +7,7 @@ the end of `events`: the same board from the same records, only slower. So nothi
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -20,9 +21,13 @@ from infra.bus import Bus
 from infra.clock import Clock
 from infra.config import Config
 from infra.errors import ServiceError
+from infra.reading import positions, read_between
+from infra.wire import unpack
 from rollmill.breakers import Standstill, standstills
 from rollmill.lag import StageLag, stage_lags
-from schemas.topics import DEAD
+from schemas.codec import DecodeError
+from schemas.decisions import Alarm
+from schemas.topics import DEAD, DECISIONS
 
 BOARD_LIMIT_S = 2.0
 """Longest wait for the live board, seconds."""
@@ -53,6 +58,8 @@ class Standing:
     """Those of them that came within the window."""
     paused: list[Standstill]
     """Stages that stand still."""
+    alarms: list[Alarm]
+    """What the guards of trainers noticed within the window, oldest first."""
 
 
 async def standing(bus: Bus, clock: Clock, config: Config, window_ms: int) -> Standing:
@@ -64,10 +71,24 @@ async def standing(bus: Bus, clock: Clock, config: Config, window_ms: int) -> St
         config: says where the board is.
         window_ms: what counts as lately, milliseconds.
     """
-    lags, dead, (board, behind, note), paused = await asyncio.gather(
-        stage_lags(bus), _dead(bus, clock.now_ms() - window_ms), _board(bus, clock, config), standstills(bus, clock)
+    since_ms = clock.now_ms() - window_ms
+    lags, dead, (board, behind, note), paused, alarms = await asyncio.gather(
+        stage_lags(bus),
+        _dead(bus, since_ms),
+        _board(bus, clock, config),
+        standstills(bus, clock),
+        alarms_since(bus, clock, since_ms),
     )
-    return Standing(lags=lags, board=board, behind=behind, note=note, dead=dead[0], dead_lately=dead[1], paused=paused)
+    return Standing(
+        lags=lags,
+        board=board,
+        behind=behind,
+        note=note,
+        dead=dead[0],
+        dead_lately=dead[1],
+        paused=paused,
+        alarms=alarms,
+    )
 
 
 async def _board(bus: Bus, clock: Clock, config: Config) -> tuple[BoardView, int, str]:
@@ -104,6 +125,19 @@ async def ask(url: str, *, prefix: str) -> Answer:
     if not answer.complete:
         raise NoBoard(f"the live board at {url} follows a part of the topic only")
     return answer
+
+
+async def alarms_since(bus: Bus, clock: Clock, since_ms: int) -> list[Alarm]:
+    """Return the alarms that were written down since a time, those of trainers that were replaced meanwhile too."""
+    since = positions(DECISIONS, await bus.offsets_since(DECISIONS.name, since_ms))
+    end = positions(DECISIONS, await bus.end_offsets(DECISIONS.name))
+    found: list[tuple[int, Alarm]] = []
+    async for record in read_between(bus, clock, since, {tp: offset for tp, offset in end.items() if tp in since}):
+        with suppress(DecodeError):  # the sink reports it
+            decision = (await unpack(DECISIONS, record, bus)).message
+            if isinstance(decision, Alarm):
+                found.append((record.timestamp_ms, decision))
+    return [alarm for _, alarm in sorted(found, key=lambda item: item[0])]
 
 
 async def _dead(bus: Bus, since_ms: int) -> tuple[int, int]:

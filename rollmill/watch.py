@@ -18,6 +18,7 @@ from infra.errors import BusError, OffsetLost, WaitTimeout
 from infra.wire import unpack
 from schemas.codec import DecodeError
 from schemas.decisions import (
+    Alarm,
     Branch,
     Decision,
     Evaluated,
@@ -158,6 +159,7 @@ class RunWatch:
                 | TrainerStarted()
                 | Branch()
                 | Evaluated()
+                | Alarm()
             ):
                 if message.run == self._run and self._live(message, record.offset):
                     self._take_decision(message)

@@ -29,6 +29,44 @@ class DropReason(StrEnum):
     """Too few siblings completed."""
 
 
+class Guard(StrEnum):
+    """What is watched, step by step, for a policy that goes astray."""
+
+    ENTROPY = "entropy"
+    """The policy's entropy: it does the same whatever it sees."""
+    REPETITION = "repetition"
+    """Repeated n-grams among what an episode sampled: it turns in circles."""
+    FARMING = "farming"
+    """What failed episodes earn: it is paid without doing the task."""
+    KL = "kl"
+    """Distance to the model that the run began with."""
+    BASELINE = "baseline"
+    """Success beside that of a scripted rule: training has to be worth it."""
+
+
+class Action(StrEnum):
+    """What follows an alarm."""
+
+    TELL = "tell"
+    """Nothing but the record and a warning."""
+    SLOW = "slow"
+    """The learning rate of all later steps is halved, and once more each time it does not help."""
+    BACK = "back"
+    """The run goes back to its best version before the alarm with half the learning rate; once, then it ends."""
+    STOP = "stop"
+    """The run ends."""
+
+    @property
+    def told(self) -> str:
+        """What happens, for a person."""
+        return {
+            Action.TELL: "the run goes on",
+            Action.SLOW: "the learning rate is halved",
+            Action.BACK: "the run goes back",
+            Action.STOP: "the run ends",
+        }[self]
+
+
 class SampleRef(Part, frozen=True, kw_only=True):
     """An accepted record of one sample."""
 
@@ -190,7 +228,32 @@ class Evaluated(Message, frozen=True, kw_only=True, tag="rollmill.evaluated"):
     """The figures."""
 
 
-Decision = TrainerStarted | StepDecided | GroupDropped | VersionPublished | RunEnded | Branch | Evaluated
+class Alarm(Message, frozen=True, kw_only=True, tag="rollmill.alarm"):
+    """A figure of the last steps lies beyond the bound of its guard; written once for each step and guard."""
+
+    run: str
+    """The run."""
+    epoch: int
+    """Epoch of the writer."""
+    step: int
+    """The step at which it was noticed."""
+    guard: Guard
+    """Who noticed."""
+    value: float
+    """The figure of that step."""
+    bound: float
+    """The bound, as the run's configuration says."""
+    steps: int
+    """Steps in a row that were beyond it."""
+    action: Action
+    """What follows."""
+    cause: str
+    """The same for a person."""
+    lr_scale: float = 1.0
+    """Factor on the learning rate of the steps decided after this; that of going back is the branch's own."""
+
+
+Decision = TrainerStarted | StepDecided | GroupDropped | VersionPublished | RunEnded | Branch | Evaluated | Alarm
 
 
 def live_decisions(log: Iterable[tuple[int, Decision]]) -> Iterator[tuple[int, Decision]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from schemas.decisions import (
+    Alarm,
     Branch,
     Decision,
     DropReason,
@@ -176,7 +177,7 @@ class _Uses:
                 for step in undone_by(list(self._steps), decision):
                     for key in self._steps.pop(step):
                         self.final[key] = (Disposition.ROLLED_BACK, self.final[key][1])
-            case TrainerStarted() | VersionPublished() | Evaluated():
+            case TrainerStarted() | VersionPublished() | Evaluated() | Alarm():
                 pass
 
     def _settle(self, place: Disposition, refs: Iterable[SampleRef]) -> None:

@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 
 from schemas.control import Breaker, Cancel, Control, Credit, Cursor, FeederStarted, PolicyVersion, RunManifest
 from schemas.decisions import (
+    Alarm,
     Branch,
     Decision,
     Evaluated,
@@ -203,7 +204,7 @@ TRAJECTORIES: Topic[Trajectory] = Topic(
 )
 DECISIONS: Topic[Decision] = Topic(
     name="decisions",
-    carries=(TrainerStarted, StepDecided, GroupDropped, VersionPublished, RunEnded, Branch, Evaluated),
+    carries=(TrainerStarted, StepDecided, GroupDropped, VersionPublished, RunEnded, Branch, Evaluated, Alarm),
     partitions=8,
     spread=Spread.RUN,
     producers=("trainer",),

@@ -2,7 +2,7 @@
 
 Pure parts first: `terminal.py` (one record), `groups.py` (which groups make a step), `advantages.py`, `gae.py`,
 `loss.py`, `importance.py`, `batching.py`, `step_batch.py`, `credit.py`, `curriculum.py`, `history.py`, `state.py`,
-`progress.py`.
+`progress.py`, `guards.py`, `repetition.py`.
 Around them: `forward.py`, `policy.py`, `adapters.py`, `value.py` and `learner.py` (the model), `ranks.py`,
 `torch_ranks.py` and `crew.py` (several processes that train together), `weights.py` and `checkpoint.py` (the disk),
 `run_lock.py`, `decision_log.py` and `announce.py` (the log), and `loop.py`, which puts them together as `config.py`

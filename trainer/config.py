@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from infra.config import apply_override, explain, read_toml
 from infra.errors import ConfigError
+from schemas.decisions import Action
 from schemas.identity import RUN_NAME
 from trainer import presets
 
@@ -332,6 +333,58 @@ class EvaluationConfig(Frozen):
     """A task of the suite that was not started so long after its publication is missing, seconds."""
 
 
+class GuardRule(Frozen):
+    """When a guard raises an alarm, and what follows."""
+
+    bound: float
+    """Figures beyond it are not as they should be; `guards.py` says which side that is."""
+    steps: Count = 3
+    """Trainer steps in a row that must be beyond it."""
+    action: Action = Action.TELL
+    """What follows: a record and a warning (`tell`), half the learning rate (`slow`), an earlier version with half the
+    learning rate (`back`), or the run's end (`stop`)."""
+
+
+class BaselineRule(Frozen):
+    """What training has to beat: a policy that nobody trained."""
+
+    bound: Share | None = None
+    """Its mean success."""
+    rule: str | None = None
+    """Name of a scripted rule of the family; `rollmill train` plays it on the run's tasks to find the bound."""
+    tasks: Count = 200
+    """Tasks that the rule plays."""
+    steps: Count = 50
+    """Trainer steps in a row without a mean success above the bound."""
+    action: Action = Action.TELL
+    """What follows."""
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if self.bound is None and self.rule is None:
+            raise ValueError(
+                "give `bound`, a mean success, or `rule`, the name of a scripted rule that is to be played"
+            )
+        return self
+
+
+class GuardsConfig(Frozen):
+    """What is watched for a policy that goes astray; none of it unless given."""
+
+    entropy: GuardRule | None = None
+    """Entropy below the bound, nats per sampled token."""
+    repetition: GuardRule | None = None
+    """Share of an episode's n-grams of sampled tokens that occurred in it before, above the bound."""
+    ngram: Count = 4
+    """Tokens of an n-gram there."""
+    farming: GuardRule | None = None
+    """Mean reward of the samples that failed above the bound, process rewards included."""
+    kl: GuardRule | None = None
+    """KL to the reference above the bound, nats per token; measured where `algorithm.kl` is above 0."""
+    baseline: BaselineRule | None = None
+    """Mean success of the last `stop.success_groups` groups not above that of a rule."""
+
+
 class Fork(Frozen):
     """The checkpoint of another run whose weights this run begins with; written by `rollmill train --fork`."""
 
@@ -378,6 +431,8 @@ class RunConfig(Frozen):
     """For the producer of the run's tasks; the trainer only records it."""
     evaluation: EvaluationConfig | None = None
     """What is played with the versions to know how good they are; nothing unless given."""
+    guards: GuardsConfig = GuardsConfig()
+    """What is watched for a policy that goes astray."""
     forked_from: Fork | None = None
     """Where the weights in `model` come from, if this run is a fork of another one."""
 
@@ -386,6 +441,12 @@ class RunConfig(Frozen):
     def _synchronous(cls, algorithm: AlgorithmConfig) -> AlgorithmConfig:
         # Not where AlgorithmConfig is made: what an older trainer wrote down means what it meant then.
         return synchronous(algorithm)
+
+    @model_validator(mode="after")
+    def _measured(self) -> Self:
+        if self.guards.kl is not None and not self.algorithm.kl:
+            raise ValueError("guards.kl needs algorithm.kl above 0, or nobody measures it: 1e-6 is enough")
+        return self
 
     @property
     def versions_directory(self) -> Path:

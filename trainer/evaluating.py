@@ -92,6 +92,11 @@ class Evaluations:
         """The step whose version achieved most so far."""
         return best(self._known)
 
+    def best_until(self, step: int) -> int:
+        """Return the step whose version achieved most of those up to a step; that step if none was evaluated."""
+        top = best({number: found for number, found in self._known.items() if number <= step})
+        return step if top is None else top
+
     @property
     def running(self) -> bool:
         """Tell whether one is in progress."""

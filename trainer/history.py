@@ -15,10 +15,13 @@ from typing import Any
 
 from infra.errors import RollmillError
 from schemas.decisions import (
+    Action,
+    Alarm,
     Branch,
     Decision,
     Evaluated,
     GroupDropped,
+    Guard,
     RunEnded,
     StepDecided,
     TrainerStarted,
@@ -51,6 +54,10 @@ class History:
     """Step -> what its version achieved, of the steps that were not undone."""
     gate: Evaluated | None = None
     """What the model that the run begins with achieved before its first step."""
+    alarms: dict[tuple[int, Guard], Alarm] = field(default_factory=dict)
+    """Step and guard -> the alarm, of the steps that were not undone."""
+    stopped_by: Alarm | None = None
+    """The alarm that the run ends with, until the end is written down."""
     closed_from: dict[str, int] = field(default_factory=dict)
     """Group of an undone step -> the step from which on it is closed: the lowest one that the run went on from."""
     settled: set[str] = field(default_factory=set)
@@ -59,6 +66,8 @@ class History:
     """The end, unless a trainer has started since."""
     last_offset: int = -1
     """Offset of the last of them."""
+    _alarmed_at: dict[tuple[int, Guard], int] = field(default_factory=dict)
+    """Offset of each alarm."""
     _offsets: dict[int, int] = field(default_factory=dict)
     """Step number -> offset of its decision."""
     _lr_scales: list[tuple[int, float]] = field(default_factory=list)
@@ -100,6 +109,11 @@ class History:
                 self.versions.append(decision)
             case RunEnded():
                 self.ended = decision
+                self.stopped_by = None
+            case Alarm():
+                self.alarms[decision.step, decision.guard] = decision
+                self._alarmed_at[decision.step, decision.guard] = offset
+                self.stopped_by = decision if decision.action is Action.STOP else None
             case Branch():
                 self._lr_scales.append((offset, decision.lr_scale))
                 self._branch(decision)
@@ -111,6 +125,8 @@ class History:
     def _branch(self, branch: Branch) -> None:
         stays = branch.from_step
         self.branches.append(branch)
+        self.stopped_by = None
+        self.alarms = {key: alarm for key, alarm in self.alarms.items() if key[0] <= stays}
         for group in self.closed_from:
             self.closed_from[group] = min(self.closed_from[group], stays)
         for number in undone_by(list(self.steps), branch):
@@ -162,9 +178,10 @@ class History:
         return max((v.version for v in self.versions[: self._since_branch]), default=-1) + 1
 
     def lr_scale(self, step: int) -> float:
-        """Return the factor on the learning rate of a step, decided or not: of the branches before it, together."""
+        """Return the factor on the learning rate of a step, decided or not: of branches and alarms before it."""
         decided = self._offsets[step] if step in self.steps else math.inf
-        return math.prod(scale for offset, scale in self._lr_scales if offset < decided)
+        alarms = [(self._alarmed_at[key], alarm.lr_scale) for key, alarm in self.alarms.items()]
+        return math.prod(scale for offset, scale in [*self._lr_scales, *alarms] if offset < decided)
 
     @property
     def went_back(self) -> bool:

@@ -38,11 +38,14 @@ from trainer.ending import Ending, ending
 from trainer.evaluating import Evaluations
 from trainer.evaluation import Evaluator
 from trainer.groups import Dropped, Event, GroupAssembler, Step
+from trainer.guarding import Guarding
+from trainer.guards import Figures, recent_success, unearned
 from trainer.history import History
 from trainer.learner import Learner
 from trainer.learner_thread import LearnerThread
 from trainer.progress import Meter, Progress
 from trainer.ranks import ALONE, Ranks
+from trainer.repetition import mean_repetition
 from trainer.resume import identity
 from trainer.rules import GroupRules
 from trainer.run_lock import RunLock
@@ -161,11 +164,12 @@ class Trainer:
         self._log = DecisionLog(bus, clock, self._publisher, config.run)
         self._meter = Meter(clock, Progress(run=config.run, max_steps=config.stop.max_steps))
         self._evaluations = Evaluations(config, evaluator, self._log, self._publisher, clock)
+        self._guarding = Guarding(config, self._log, self._publisher, clock)
         self._thread = LearnerThread()
         self._tokenizer = tokenizer_of(config)
         self._spool = Spool(bus, clock, config.run, config.buffer_bytes)
         self._collapsed: str | None = None
-        """Why the run ends, if it has collapsed for good."""
+        """Why the run ends, if it has collapsed for good or a guard ends it."""
         self._granted = -1
         self._lowest_version = 0
         self._last = fresh_state(config.run, config.start, -1)
@@ -255,6 +259,9 @@ class Trainer:
         self._lowest_version = history.lowest_version
         self._lr_scale = history.lr_scale
         self._evaluations.stand(history)
+        self._guarding.stand(history, self._last.guards)
+        if not self._assembler.catching_up:
+            self._collapsed = self._guarding.ended(self._last.step)
         self._show(step=self._assembler.steps)
 
     def _where(self, history: History) -> tuple[str, int, int, int]:
@@ -382,6 +389,7 @@ class Trainer:
         if not self._assembler.catching_up:
             # Always behind the step that was trained meanwhile: what is undone must not depend on how long it took.
             self._collapsed = self._evaluations.judge(step.number - 1, metrics.entropy)
+        self._collapsed = await self._guard(step, metrics) or self._collapsed
         self._digests[step.number] = step.digest
         self._last = TrainerState(
             run=self._config.run,
@@ -389,6 +397,7 @@ class Trainer:
             digest=step.digest,
             decisions=self._log.last_offset,
             assembler=self._assembler.state(),
+            guards=self._guarding.counts,
         )
         # A step that is evaluated is one that the run may go back to.
         if step.number % self._config.checkpoints.every == 0 or self._evaluations.due(step.number):
@@ -422,7 +431,22 @@ class Trainer:
             vocabulary=self._learner.vocabulary,
         )
         self._learner.lr_scale = self._lr_scale(step.number)
-        return self._learner.step(batch, self._thread.given_up)
+        metrics = self._learner.step(batch, self._thread.given_up)
+        repetition = mean_repetition((t.transcript for t in step.terminals), self._config.guards.ngram)
+        return replace(metrics, repetition=repetition)
+
+    async def _guard(self, step: Step, metrics: StepMetrics) -> str | None:
+        """Let the guards see a step that was made; return why the run ends, if they end it."""
+        figures = Figures(
+            entropy=metrics.entropy,
+            repetition=metrics.repetition,
+            unearned=unearned(step.terminals),
+            kl=metrics.kl,
+            recent_success=recent_success(self._assembler.recent, self._config.stop.success_groups),
+        )
+        return await self._guarding.judge(
+            step.number, figures, again=self._assembler.catching_up, best=self._evaluations.best_until
+        )
 
     async def _settle(self) -> None:
         """Let the evaluation of the version before end: until then that is the one that the policy serves."""

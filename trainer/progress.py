@@ -17,6 +17,7 @@ from schemas.decisions import DropReason
 from schemas.telemetry import MetricPoint, Metrics
 from trainer.exclusion import Exclusion
 from trainer.groups import Dropped, GroupAssembler, Step
+from trainer.guards import unearned
 from trainer.step_metrics import StepMetrics
 
 
@@ -147,6 +148,7 @@ class Meter:
             "trainer.groups_kept": float(len(step.groups)),
             "trainer.groups_missing": float(step.missing),
             "trainer.excluded_share": now.excluded,
+            "trainer.unearned_reward_mean": unearned(step.terminals) or 0.0,
             "trainer.idle_share": now.idle_share,
             "trainer.tokens_per_s": now.tokens_per_s,
             "trainer.step_s": now.step_s,
@@ -181,6 +183,7 @@ _STEP_NAMES = {
     "lag_max": "trainer.lag_max_steps",
     "tokens": "trainer.tokens",
     "masked_share": "trainer.masked_share",
+    "repetition": "trainer.repetition_share",
     "value_loss": "trainer.value_loss",
     "value_explained": "trainer.value_explained_share",
     "optimizer_steps": "trainer.optimizer_steps",

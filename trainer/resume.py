@@ -58,6 +58,7 @@ RULES: Mapping[str, Rule] = {
     "curriculum": _free("by the number of steps made, from here on"),
     "evaluation": _free("for steps made from here on; what is recorded stays"),
     "stop": _free("when to end"),
+    "guards": _free("what is watched from here on"),
     "buffer_bytes": _free("how much memory the trainer takes"),
     "checkpoints": _free("what is kept from here on"),
 }

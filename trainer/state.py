@@ -6,6 +6,8 @@ checkpoint and are not known here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from schemas.message import Part
 from trainer.groups import AssemblerState
 
@@ -23,6 +25,8 @@ class TrainerState(Part, frozen=True, kw_only=True):
     """Offset in `decisions` of the last record that it knows."""
     assembler: AssemblerState
     """Where deciding goes on."""
+    guards: Mapping[str, int] = {}
+    """Guard -> steps in a row, up to this one, that were beyond its bound; none is 0."""
 
     @property
     def step(self) -> int:

@@ -49,6 +49,8 @@ class StepMetrics:
     """Sampled tokens in the batch."""
     masked_share: float = 0.0
     """Share of them left out for their lag."""
+    repetition: float = 0.0
+    """Mean share of an episode's n-grams of sampled tokens that occurred in it before."""
     value_loss: float = 0.0
     """Mean loss of the value head, before its coefficient; 0 without one."""
     value_explained: float = 0.0

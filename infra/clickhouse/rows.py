@@ -18,6 +18,7 @@ from infra.bus import Record
 from infra.wire import Received
 from schemas.batch import content_hash
 from schemas.decisions import (
+    Alarm,
     Branch,
     Decision,
     Evaluated,
@@ -507,6 +508,7 @@ _KINDS: Mapping[type[Decision], str] = {
     RunEnded: "ended",
     Branch: "branch",
     Evaluated: "evaluated",
+    Alarm: "alarm",
 }
 """What the `decisions` table calls a decision."""
 
@@ -517,6 +519,8 @@ def _decision_body(decision: Decision) -> str:
             return _json(decision.config)
         case Evaluated():
             return _json(decision.scores)
+        case Alarm():
+            return _json({name: getattr(decision, name) for name in ("guard", "value", "bound", "steps", "action")})
         case _:
             return ""
 
@@ -529,7 +533,7 @@ def _decision_reason(decision: Decision) -> str:
             return decision.reason
         case Evaluated():
             return decision.purpose.value
-        case Branch():
+        case Branch() | Alarm():
             return decision.cause
         case _:
             return ""

@@ -140,7 +140,7 @@ SETTINGS non_replicated_deduplication_window = 10000;
 -- What the trainer wrote down: one row per record of `decisions`, also fenced ones (see `placed`).
 CREATE TABLE IF NOT EXISTS decisions (
     run LowCardinality(String),
-    kind LowCardinality(String),               -- started, step, dropped, version, ended, branch, evaluated
+    kind LowCardinality(String),               -- started, step, dropped, version, ended, branch, evaluated, alarm
     epoch UInt64,
     step UInt64,                               -- of a branch: the last one that stays
     position UInt64,                           -- next offset of `trajectories` when it was made

@@ -1,7 +1,7 @@
 """`rollmill status`: lag, what is in flight in each stage and what it waits for, what stands still, what ended lately.
 
-Shows the live board where one runs, and else reads the end of `events` itself; which service is away is in `control`.
-It needs no other service to be alive.
+What the guards of trainers noticed lately comes first. Shows the live board where one runs, and else reads the end of
+`events` itself; which service is away is in `control`. It needs no other service to be alive.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from infra.connect import connected
 from rollmill import output
 from rollmill.lag import StageLag
 from rollmill.standing import Standing, standing
+from schemas.decisions import Alarm
 from schemas.telemetry import EventKind
 
 KINDS = (
@@ -33,6 +34,9 @@ KINDS = (
     EventKind.DEAD,
 )
 """Ends, in the order in which they are shown."""
+
+MOST_ALARMS = 5
+"""Alarms of trainers that are shown to a person, the newest."""
 
 NAMES = {"1m": "minute", "5m": "5 minutes", "1h": "hour"}
 """Windows, for a person."""
@@ -75,12 +79,17 @@ def described(found: Standing, window: str) -> dict[str, Any]:
         "note": found.note,
         "behind": found.behind,
         "paused": [one.as_dict() for one in found.paused],
+        "alarms": [_alarm(one) for one in found.alarms],
         "stages": [_described(view, lag, window) for view, lag in stages_of(found)],
         "states": found.board.states,
         "dead": {"total": found.dead, "lately": found.dead_lately},
         "unreadable": found.board.unreadable,
         "forgotten": found.board.forgotten,
     }
+
+
+def _alarm(alarm: Alarm) -> dict[str, Any]:
+    return {name: getattr(alarm, name) for name in ("run", "step", "guard", "value", "bound", "action", "cause")}
 
 
 def _described(view: StageView, lag: StageLag | None, window: str) -> dict[str, Any]:
@@ -101,6 +110,9 @@ def show(found: Standing, window: str) -> None:
         _line(Text(found.note, style="yellow"))
     for paused in found.paused:
         _line(Text(output.visible(str(paused)), style="red"))
+    for alarm in found.alarms[-MOST_ALARMS:]:
+        text = f"run {alarm.run}, step {alarm.step}: {alarm.cause} ({alarm.guard}: {alarm.action.told})"
+        _line(Text(output.visible(text), style="red"))
     output.console.print(_table(found, window))
     oldest = {view.stage: view.oldest for view, _ in stages_of(found) if view.oldest}
     if oldest:

@@ -20,6 +20,7 @@ from infra.wire import Publisher
 from producers.publish import ensure_manifest
 from producers.sources import describe
 from rollmill import output, toml
+from rollmill.baseline import with_baseline
 from rollmill.evaluator import evaluator_of
 from rollmill.manifest import manifest_of
 from stages.handlers.registry import handler
@@ -104,7 +105,7 @@ async def _train(
         nonlocal result
         async with connected(config.bus, client="trainer") as bus:
             evaluator = evaluator_of(bus, clock, run, folder)
-            placed = await with_manifest(run, bus, clock)
+            placed = with_baseline(await with_manifest(run, bus, clock), folder)
             result = await run_trainer(
                 placed,
                 bus,

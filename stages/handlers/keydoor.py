@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from infra.envhost.environment import StepResult
 from schemas.messages import Rollout, Task
 from stages.handlers.base import Action, Grade, Invalid, Opening
+from stages.handlers.rules import Rule
 
 Cell = tuple[int, int]
 
@@ -223,6 +224,22 @@ class Hunt:
         """Nothing to release: a hunt is plain memory."""
 
 
+def any_action(_seen: Sequence[str], dice: random.Random) -> str:
+    """Say any well-formed action."""
+    return dice.choice([*(f"go {name}" for name in MOVES), "take", "open"])
+
+
+def by_compass(seen: Sequence[str], _dice: random.Random) -> str:
+    """Walk the first direction of the hint; in place, `take` the key and `open` the door."""
+    match seen[-1].split():
+        case ["key", "at"]:
+            return "take"
+        case ["door", "at"]:
+            return "open"
+        case words:
+            return f"go {next(word for word in words if word in MOVES)}"
+
+
 class KeyDoor:
     """The handler of the family: how a hunt opens, what its words mean, what it is worth."""
 
@@ -230,6 +247,8 @@ class KeyDoor:
     """Name by which tasks ask for it."""
     prompt_version = PROMPT_VERSION
     """Version of its prompt."""
+    rules: ClassVar[Mapping[str, Rule]] = {"random": any_action, "compass": by_compass}
+    """Whom a trained policy is compared with."""
     invalid_ends = True
     """A malformed action ends the episode, so that the format is worth learning."""
 

@@ -21,11 +21,14 @@ from schemas.control import (
     RunManifest,
 )
 from schemas.decisions import (
+    Action,
+    Alarm,
     Branch,
     DropReason,
     Evaluated,
     ForkedFrom,
     GroupDropped,
+    Guard,
     Member,
     RunEnded,
     SampleRef,
@@ -187,6 +190,18 @@ SAMPLES: dict[str, Message] = {
     "rollmill.version": VersionPublished(run=RUN, epoch=12, step=5, version=6, digest="e" * 64),
     "rollmill.run_ended": RunEnded(run=RUN, epoch=12, position=140, step=5, reason="time limit", unused=REFS),
     "rollmill.branch": Branch(run=RUN, epoch=12, from_step=3, position=140, cause="success 0.25", lr_scale=0.5),
+    "rollmill.alarm": Alarm(
+        run=RUN,
+        epoch=12,
+        step=5,
+        guard=Guard.ENTROPY,
+        value=0.03125,
+        bound=0.0625,
+        steps=3,
+        action=Action.SLOW,
+        cause="entropy of 0.031 nats",
+        lr_scale=0.5,
+    ),
     "rollmill.evaluated": Evaluated(
         run=RUN,
         epoch=12,

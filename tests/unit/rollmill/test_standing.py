@@ -20,8 +20,10 @@ from infra.wire import Publisher
 from rollmill import output, standing
 from rollmill.commands import status
 from schemas.control import Breaker
+from schemas.decisions import Action, Alarm, Guard
+from schemas.partition import partition_for
 from schemas.telemetry import EventKind, StageEvent, StageEvents
-from schemas.topics import CONTROL, DEAD, EVENTS, TABLE
+from schemas.topics import CONTROL, DEAD, DECISIONS, EVENTS, TABLE
 
 NOW_MS = 1_700_000_000_000
 MINUTE_MS = 60_000
@@ -219,3 +221,24 @@ async def test_a_service_that_is_away_is_said_above_all(bus, printed):
     assert ["run"] == [one["stage"] for one in status.described(found, "5m")["paused"]]
     assert "RUN paused: policy at http://127.0.0.1:8000 away for 42 s (breaker open since" in text
     assert "\x1b[2J" not in text
+
+
+async def test_alarms_of_trainers_are_shown_for_a_while(bus, clock, printed):
+    """The newest ones, each with what follows; what lies before the window was said then."""
+    partition = partition_for("r", DECISIONS.partitions)
+    publisher = Publisher(bus, clock, "trainer")
+
+    async def alarm(step, **changes):
+        fields = {"value": 0.03, "bound": 0.1, "steps": 3, "action": Action.BACK, "cause": "entropy of 0.03 nats"}
+        made = Alarm(run="r", epoch=0, step=step, guard=Guard.ENTROPY, **{**fields, **changes})
+        await publisher.publish(DECISIONS, made, partition=partition)
+
+    await alarm(7)
+    await clock.advance(400)
+    await bus.publish(DECISIONS.name, b"no decision", partition=partition)
+    await alarm(12, cause="low\x1b[2J")
+    found = await shown(bus, started())
+    text = printed(120, found)
+
+    assert [one["step"] for one in status.described(found, "5m")["alarms"]] == [12]
+    assert "run r, step 12: low\\x1b[2J (entropy: the run goes back)" in text
