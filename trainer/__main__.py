@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,8 +20,8 @@ from infra.service import run_service, set_up_logging, until_stopped
 from trainer import loop
 from trainer.config import load_config
 from trainer.crew import follow
-from trainer.progress import Progress
 from trainer.ranks import Ranks, ranks_here
+from trainer.step_line import StepLines
 
 log = logging.getLogger("trainer")
 
@@ -65,7 +64,7 @@ def command(
                     SystemClock(),
                     resume=resume,
                     rollback=rollback,
-                    on_progress=step_logger(),
+                    on_progress=StepLines(log.info),
                     ranks=ranks,
                 )
                 if as_json:
@@ -80,29 +79,6 @@ def command(
             follow(ranks)
         else:
             raise SystemExit(run_service(lambda: main(ranks)))
-
-
-def step_logger() -> Callable[[Progress], None]:
-    """Return a callback that logs each step once."""
-    shown = 0
-
-    def show(now: Progress) -> None:
-        nonlocal shown
-        if now.step > shown and now.last.tokens:
-            shown = now.step
-            log.info(
-                "step %d: reward %.3f, success %.3f, entropy %.3f, clip %.3f, lag %.2f, %.0f tokens/s, idle %.0f %%",
-                now.step,
-                now.reward,
-                now.recent_success,
-                now.last.entropy,
-                now.last.clip_share,
-                now.last.lag_mean,
-                now.tokens_per_s,
-                100 * now.idle_share,
-            )
-
-    return show
 
 
 if __name__ == "__main__":

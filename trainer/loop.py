@@ -41,6 +41,7 @@ from trainer.groups import Dropped, Event, GroupAssembler, Step
 from trainer.guarding import Guarding
 from trainer.guards import Figures, recent_success, unearned
 from trainer.history import History
+from trainer.idle import Cause, cause_of_silence
 from trainer.learner import Learner
 from trainer.learner_thread import LearnerThread
 from trainer.progress import Meter, Progress
@@ -162,7 +163,7 @@ class Trainer:
         self._on_progress = on_progress
         self._publisher = Publisher(bus, clock, "trainer")
         self._log = DecisionLog(bus, clock, self._publisher, config.run)
-        self._meter = Meter(clock, Progress(run=config.run, max_steps=config.stop.max_steps))
+        self._meter = Meter(clock, Progress(run=config.run, max_steps=config.stop.max_steps), config.stop)
         self._evaluations = Evaluations(config, evaluator, self._log, self._publisher, clock)
         self._guarding = Guarding(config, self._log, self._publisher, clock)
         self._thread = LearnerThread()
@@ -171,6 +172,7 @@ class Trainer:
         self._collapsed: str | None = None
         """Why the run ends, if it has collapsed for good or a guard ends it."""
         self._granted = -1
+        self._admit_up_to: int | None = None
         self._lowest_version = 0
         self._last = fresh_state(config.run, config.start, -1)
         self._saved = -1
@@ -277,6 +279,7 @@ class Trainer:
         """Read and train until the run has ended; return how."""
         partition = trajectories_of(self._config.run)
         began = self._heard = self._clock.monotonic()
+        self._meter.begin()
         reader = await self._bus.read({partition: self._assembler.position})
         try:
             while (end := self._ending(stop, began)) is None:
@@ -296,10 +299,10 @@ class Trainer:
         return end
 
     async def _poll(self, reader: Reader) -> Sequence[Record]:
-        asked = self._clock.monotonic()
-        records = await reader.poll(MAX_RECORDS, POLL_S)
+        cause = cause_of_silence(self._assembler, self._config.algorithm.groups, self._admit_up_to)
+        with self._meter.idle.waiting(cause):
+            records = await reader.poll(MAX_RECORDS, POLL_S)
         now = self._clock.monotonic()
-        self._meter.idle(now - asked)
         if now - max(self._heard, self._said) >= SAY_EVERY_S:
             self._said = now
             what = self._meter.what_it_waits_for(self._assembler, self._config.algorithm.groups, now - self._heard)
@@ -452,7 +455,8 @@ class Trainer:
         """Let the evaluation of the version before end: until then that is the one that the policy serves."""
         if self._evaluations.running:
             self._show(phase="evaluating")
-            await self._evaluations.settle()
+            with self._meter.idle.waiting(Cause.EVALUATION):
+                await self._evaluations.settle()
 
     # ---- what follows a step
 
@@ -461,7 +465,8 @@ class Trainer:
         step = self._assembler.steps
         due = self._evaluations.due(step)
         if due or not self._assembler.catching_up:
-            version = await self._publish_weights()
+            with self._meter.idle.waiting(Cause.PUBLICATION):
+                version = await self._publish_weights()
             await self._evaluations.pass_gate(version, force=force)
             if due:
                 self._evaluations.begin(step, version)
@@ -475,7 +480,8 @@ class Trainer:
             limits, live, best = self._config.checkpoints, self._live, self._evaluations.best
             checkpoint.prune(parent, limits.keep, milestones=limits.milestones, own=state, live=live, pinned=(best,))
 
-        await self._thread.run(write)
+        with self._meter.idle.waiting(Cause.CHECKPOINT):
+            await self._thread.run(write)
         self._saved = state.step
 
     def _live(self, state: TrainerState) -> bool:
@@ -507,7 +513,7 @@ class Trainer:
             closed=closed,
         )
         await self._publisher.publish(CONTROL, now)
-        self._granted = self._assembler.resolved
+        self._granted, self._admit_up_to = self._assembler.resolved, now.admit_up_to
 
     # ---- end
 

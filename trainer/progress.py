@@ -1,12 +1,14 @@
 """What a run is doing, for people: counters, the last step, and the same as points for `metrics`.
 
-Nothing here decides anything. Rates use the clock of the loop; idle is the time in which no record was there to read.
+Nothing here decides anything. Rates use the clock of the loop; idle is the time in which the optimizer waited for
+something (`idle.py` says what).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+import math
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
@@ -15,10 +17,17 @@ from infra.clock import Clock
 from infra.trajectories import trajectories_of
 from schemas.decisions import DropReason
 from schemas.telemetry import MetricPoint, Metrics
+from trainer.config import Filter, StopConfig
 from trainer.exclusion import Exclusion
 from trainer.groups import Dropped, GroupAssembler, Step
 from trainer.guards import unearned
+from trainer.idle import IdleTime
+from trainer.rules import varies
 from trainer.step_metrics import StepMetrics
+from trainer.terminal import Terminal
+
+PACE_STEPS = 10
+"""How long the next steps take is judged by so many of the last ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,18 +56,30 @@ class Progress:
     """Mean success of the last complete groups, kept and dropped."""
     recent_groups: int = 0
     """How many groups that is over."""
+    measured: int = 0
+    """Step that the figures below are of; 0 before the first one."""
+    again: bool = False
+    """It was decided before, and made again from its record."""
     reward: float = 0.0
     """Mean shaped reward of the last step's batch."""
+    components: Mapping[str, float] = field(default_factory=dict)
+    """The same by component; where a sample lacks one it counts as 0."""
     success: float = 0.0
     """Mean success of the last step's batch."""
     excluded: float = 0.0
     """Share of its siblings that failed, expired or were cancelled."""
+    mixed_share: float = 0.0
+    """Share of the groups decided since the step before whose siblings differed in success."""
     idle_share: float = 0.0
-    """Share of the time since the step before in which there was nothing to read."""
+    """Share of the time since the step before in which the optimizer waited."""
+    idle_causes: Mapping[str, float] = field(default_factory=dict)
+    """The same by what it waited for, the most first."""
     tokens_per_s: float = 0.0
     """Sampled tokens of the batch per second since the step before."""
     step_s: float = 0.0
     """Time that the optimizer took, seconds."""
+    left_s: float | None = None
+    """Time until the run ends by its steps or its limit, as fast as it goes now, seconds; none before it is known."""
     last: StepMetrics = field(default_factory=StepMetrics)
     """Of the last step."""
 
@@ -69,16 +90,27 @@ class Meter:
 
     clock: Clock
     now: Progress
+    stop: StopConfig
+    """When the run ends."""
     alarm: str | None = None
     """What a person should hear of at this step."""
     _exclusion: Exclusion = field(default_factory=Exclusion)
+    _began: float = 0.0
     _since: float = 0.0
-    _idle: float = 0.0
+    _took: deque[float] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
+    """Seconds from one step to the next, of the last new ones."""
     _dropped: Counter[str] = field(default_factory=Counter)
     _dropped_since: Counter[str] = field(default_factory=Counter)
+    _mixed: list[bool] = field(default_factory=list)
+    """Of each group that was dropped since the last step and had siblings to compare."""
 
     def __post_init__(self) -> None:
-        self._since = self.clock.monotonic()
+        self.idle = IdleTime(self.clock)
+        self.begin()
+
+    def begin(self) -> None:
+        """Count time from here on: training begins."""
+        self._began = self._since = self.clock.monotonic()
 
     def why_no_step(self) -> str:
         """Say what became of the groups since the last step, and what that means."""
@@ -103,15 +135,13 @@ class Meter:
             f"is behind"
         )
 
-    def idle(self, seconds: float) -> None:
-        """Count time in which nothing was there to read."""
-        self._idle += seconds
-
     def drop(self, event: Dropped) -> None:
         """Count a dropped group."""
         self._exclusion.take(event.group, late=event.reason is DropReason.LATE)
         self._dropped[event.reason.value] += 1
         self._dropped_since[event.reason.value] += 1
+        if len(event.group.completed) > 1:
+            self._mixed.append(varies(event.group, Filter.SUCCESS))
         self.now = replace(self.now, dropped=dict(self._dropped))
 
     def step(self, step: Step, metrics: StepMetrics, took_s: float) -> tuple[MetricPoint, ...]:
@@ -120,24 +150,46 @@ class Meter:
             self._exclusion.take(group)
         self.alarm = self._exclusion.alarm()
         elapsed = max(self.clock.monotonic() - self._since, 1e-9)
+        if step.recorded is None:
+            self._took.append(elapsed)
         graded = step.terminals
         siblings = len(graded) + sum(group.excluded for group in step.groups)
+        idle = self.idle.shares(elapsed)
+        mixed = [*self._mixed, *(varies(g, Filter.SUCCESS) for g in step.groups if len(g.completed) > 1)]
         self.now = replace(
             self.now,
             step=step.number,
+            measured=step.number,
+            again=step.recorded is not None,
             kept=self.now.kept + len(step.groups),
             reward=float(np.mean([t.reward for t in graded])),
+            components=component_means(graded),
             success=float(np.mean([t.success for t in graded])),
             excluded=1 - len(graded) / siblings,
-            idle_share=min(1.0, self._idle / elapsed),
+            mixed_share=sum(mixed) / len(mixed) if mixed else 0.0,
+            idle_share=min(1.0, sum(idle.values())),
+            idle_causes=idle,
             tokens_per_s=metrics.tokens / elapsed,
             step_s=took_s,
+            left_s=self._left_s(step.number),
             last=metrics,
         )
         points = self._points(step)
-        self._since, self._idle = self.clock.monotonic(), 0.0
+        self._since = self.clock.monotonic()
         self._dropped_since.clear()
+        self._mixed.clear()
         return points
+
+    def _left_s(self, step: int) -> float | None:
+        """Return how long the run goes on after a step, if nothing but its steps and its limit ends it."""
+        if not self._took:
+            return None
+        pace = sum(self._took) / len(self._took)
+        left = pace * max(0, self.stop.max_steps - step)
+        if self.stop.time_limit_s is None:
+            return left
+        limit = self._began + self.stop.time_limit_s - self.clock.monotonic()
+        return min(left, max(limit, pace * (self.stop.min_steps - step), 0.0))
 
     def _points(self, step: Step) -> tuple[MetricPoint, ...]:
         at_ms, now = self.clock.now_ms(), self.now
@@ -148,24 +200,41 @@ class Meter:
             "trainer.groups_kept": float(len(step.groups)),
             "trainer.groups_missing": float(step.missing),
             "trainer.excluded_share": now.excluded,
-            "trainer.unearned_reward_mean": unearned(step.terminals) or 0.0,
+            "trainer.mixed_share": now.mixed_share,
             "trainer.idle_share": now.idle_share,
             "trainer.tokens_per_s": now.tokens_per_s,
             "trainer.step_s": now.step_s,
+            "trainer.left_s": now.left_s,
+            "trainer.unearned_reward_mean": unearned(step.terminals),
             **{_STEP_NAMES[name]: float(value) for name, value in asdict(now.last).items()},
         }
-        plain = [MetricPoint(name=name, value=v, at_ms=at_ms, step=step.number) for name, v in values.items()]
-        dropped = [
-            MetricPoint(
-                name="trainer.groups_dropped", value=float(n), at_ms=at_ms, step=step.number, labels={"reason": reason}
-            )
-            for reason, n in sorted(self._dropped_since.items())
+        plain = [
+            MetricPoint(name=name, value=v, at_ms=at_ms, step=step.number)
+            for name, v in values.items()
+            if v is not None
         ]
-        return (*plain, *dropped, *self._exclusion.points(at_ms, step.number))
+        by_label = [
+            MetricPoint(name=name, value=float(value), at_ms=at_ms, step=step.number, labels={label: key})
+            for name, label, found in (
+                ("trainer.reward_component_mean", "component", now.components),
+                ("trainer.idle_cause_share", "cause", now.idle_causes),
+                ("trainer.groups_dropped", "reason", self._dropped_since),
+            )
+            for key, value in sorted(found.items())
+        ]
+        return (*plain, *by_label, *self._exclusion.points(at_ms, step.number))
 
     def metrics(self, points: tuple[MetricPoint, ...]) -> Metrics:
         """Return points as a message."""
         return Metrics(run=self.now.run, service="trainer", points=points)
+
+
+def component_means(graded: Sequence[Terminal]) -> dict[str, float]:
+    """Return the mean of each component of the rewards of some samples, in the order in which they are met."""
+    sums: dict[str, float] = {}
+    for name, value in (component for sample in graded for component in sample.components):
+        sums[name] = sums.get(name, 0.0) + value
+    return {name: total / len(graded) for name, total in sums.items() if math.isfinite(total)}
 
 
 _STEP_NAMES = {

@@ -64,6 +64,8 @@ class Terminal:
     """Turns of the episode."""
     turn_rewards: tuple[float, ...] = ()
     """Process reward of each turn; none where the family gives none."""
+    components: tuple[tuple[str, float], ...] = ()
+    """(name, value) of what the reward is made of, for people."""
     sampled: tuple[tuple[int, int], ...] = ()
     """(version, sampled tokens), one per span."""
     transcript: Transcript | None = None
@@ -116,14 +118,16 @@ def terminal(received: Received[Trajectory], overlong: Overlong | None, *, keep_
         )
     spans = transcript.spans if transcript else ()
     tokens = transcript.sampled_count if transcript else 0
+    punishment = soft_overlong(tokens, overlong)
     return replace(
         common,
         completed=True,
-        reward=outcome.reward + soft_overlong(tokens, overlong),
+        reward=outcome.reward + punishment,
         success=outcome.success,
         truncated=outcome.truncated,
         turns=turns,
         turn_rewards=outcome.turn_rewards,
+        components=(*outcome.components.items(), *([("overlong", punishment)] if overlong else [])),
         sampled=tuple((version_of(span), span.stop - span.start) for span in spans),
         transcript=transcript if keep_tokens else None,
     )

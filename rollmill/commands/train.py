@@ -29,8 +29,8 @@ from trainer.crew import follow
 from trainer.fork import RUN_FILE, fork
 from trainer.loop import RunResult
 from trainer.loop import run as run_trainer
-from trainer.progress import Progress
 from trainer.ranks import Ranks, ranks_here
+from trainer.step_line import StepLines
 
 
 @click.command("train")
@@ -114,7 +114,7 @@ async def _train(
                 rollback=rollback,
                 evaluator=evaluator,
                 force=force,
-                on_progress=_StepLines().say,
+                on_progress=_step_lines(),
                 ranks=ranks,
             )
 
@@ -178,21 +178,13 @@ def _digests(run: RunConfig, family: str | None) -> dict[str, str]:
     return found
 
 
-class _StepLines:
-    """Prints one line for each step."""
-
-    def __init__(self) -> None:
-        self._shown = 0
-
-    def say(self, progress: Progress) -> None:
-        if progress.step == self._shown or progress.phase == "training":
-            return
-        self._shown = progress.step
-        output.errors.print(
-            f"step {progress.step}: success {progress.success:.2f}, recent {progress.recent_success:.2f}, "
-            f"reward {progress.reward:.2f}, kept {progress.kept}, dropped {sum(progress.dropped.values())}, "
-            f"lag {progress.last.lag_mean:.2f}, idle {progress.idle_share:.0%}, version {progress.version}"
-        )
+def _step_lines() -> StepLines:
+    """Return what prints each step: within a terminal's width, or as one line into a file."""
+    terminal = output.errors
+    return StepLines(
+        lambda line: terminal.print(output.visible(line), markup=False, highlight=False, soft_wrap=True),
+        terminal.width if terminal.is_terminal else None,
+    )
 
 
 def _show(result: dict[str, Any]) -> None:

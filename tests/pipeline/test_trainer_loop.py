@@ -166,6 +166,9 @@ async def test_metrics_say_what_each_step_was_like(model, tmp_path):
 
     names = {point.name for point in points}
     assert {"trainer.reward_mean", "trainer.groups_dropped", "trainer.entropy_nats", "trainer.idle_share"} <= names
+    assert {"trainer.reward_component_mean", "trainer.mixed_share", "trainer.left_s"} <= names
+    causes = {point.labels["cause"] for point in points if point.name == "trainer.idle_cause_share"}
+    assert "publication" in causes
     assert {point.step for point in points} == {1, 2, 3, 4}
 
 
