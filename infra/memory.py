@@ -4,7 +4,7 @@ It keeps every promise of `bus.py` and imitates what hurts with the real one, so
 right there: rebalances are eager (all positions go back to what was committed, unless the listener says otherwise), a
 commit of a lost partition is refused, an offset that retention removed is an error, another may hold no record. For
 tests `trim` plays the retention, `mark` the end of a transaction, `rewrite` a failing disk and `expel` a session that
-ran out. One event loop, one process; compaction is not played.
+ran out; `copy` gives two logs one past. One event loop, one process; compaction is not played.
 """
 
 from __future__ import annotations
@@ -144,6 +144,10 @@ class MemoryBus:
     def rewrite(self, partition: TopicPartition, offset: int, change: Callable[[bytes], bytes]) -> None:
         """Replace a record's value by what `change` makes of it, as a disk that fails does."""
         self._log.rewrite(partition, offset, change)
+
+    def copy(self, other: MemoryBus, topic: str) -> None:
+        """Hold the records of a topic that another log holds, at the same offsets."""
+        self._log.copy(other._log, topic)
 
     async def expel(self, consumer: Consumer) -> None:
         """Take a member's partitions away without telling it, as when its session runs out."""

@@ -151,6 +151,13 @@ class MemoryLog:
         self._partitions[partition].records.append(None)
         self.tell(partition.topic)
 
+    def copy(self, other: MemoryLog, topic: str) -> None:
+        """Hold what another log holds of a topic."""
+        for partition in self.partitions(topic):
+            source = other._partitions[partition]
+            self._partitions[partition] = _Partition(source.begin, list(source.records))
+        self.tell(topic)
+
     def rewrite(self, partition: TopicPartition, offset: int, change: Callable[[bytes], bytes]) -> None:
         """Replace a record's value by what `change` makes of it, as a disk that fails does."""
         held = self._partitions[partition]

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 import pytest
 from synthetic_run import Killed
 
-from infra.bus import TopicPartition
 from trainer import checkpoint, weights
 from trainer.learner import Learner
 
@@ -130,10 +129,3 @@ def name_of(headers):
 def checkpoint_of(file):
     """Tell whether a file is one of a checkpoint's."""
     return file.parent.parent.name == "checkpoints"
-
-
-def copy_log(source, target, topic):
-    """Give a log the records that another one has."""
-    for partition, log in source._log.items():
-        if partition.topic == topic.name:
-            target._log[TopicPartition(*partition)].records[:] = log.records

@@ -6,7 +6,7 @@ import asyncio
 import random
 
 import pytest
-from mortal import Fate, MortalBus, SleepyBus, copy_log, mortal
+from mortal import Fate, MortalBus, SleepyBus, mortal
 from synthetic_run import Killed, decisions, memory_bus, record_trajectories, run_config, small_model
 
 from infra.clock import SystemClock
@@ -81,7 +81,7 @@ async def train(config, bus, fate, **options):
 async def same_log(calm):
     """Return a bus that holds the trajectories of the calm run, and no decision."""
     bus = await memory_bus()
-    copy_log(calm.bus, bus, TRAJECTORIES)
+    bus.copy(calm.bus, TRAJECTORIES.name)
     return bus
 
 

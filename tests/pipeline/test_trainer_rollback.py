@@ -6,7 +6,7 @@ import asyncio
 import random
 
 import pytest
-from mortal import Fate, MortalBus, copy_log, mortal
+from mortal import Fate, MortalBus, mortal
 from synthetic_run import (
     RUN,
     Killed,
@@ -148,7 +148,7 @@ async def test_a_trainer_that_is_killed_while_it_goes_back_or_later_decides_the_
     settings = {"back_to": draw.choice([0, 1, 2, 3]), "every": draw.choice([1, 2])}
     calm = await rolled_back(tmp_path / "calm", model, **settings)
     bus = await memory_bus()
-    copy_log(calm, bus, TRAJECTORIES)
+    bus.copy(calm, TRAJECTORIES.name)
     every = settings["every"]
     await train(configured(tmp_path, model, 4, every=every), bus)
     config, back_to = configured(tmp_path, model, 5, every=every), settings["back_to"]
