@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from infra import plain_text
 from infra.config import load
 from rollmill.paths import CONFIG_NAME, DATA_DIR
 from trainer import presets
@@ -29,6 +30,9 @@ console = Console()
 
 errors = Console(stderr=True)
 """For what is said beside them."""
+
+visible = plain_text.visible
+"""For text of others, before it is printed."""
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,8 +127,3 @@ def print_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         console.print(f"[bold]row {number}[/]")
         for column, cell in zip(columns, row, strict=True):
             console.print(f"  {column:<{name_width}}  {escape(visible(str(cell)))}", highlight=False)
-
-
-def visible(text: str) -> str:
-    """Return text whose control characters are shown and not obeyed: a policy says anything, also to a terminal."""
-    return "".join(char if char.isprintable() or char == "\n" else f"\\x{ord(char):02x}" for char in text)

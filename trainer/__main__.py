@@ -65,6 +65,7 @@ def command(
                     resume=resume,
                     rollback=rollback,
                     on_progress=StepLines(log.info),
+                    on_rollouts=lambda text: log.info("rollouts:\n%s", text),
                     ranks=ranks,
                 )
                 if as_json:

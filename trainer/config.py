@@ -385,6 +385,14 @@ class GuardsConfig(Frozen):
     """Mean success of the last `stop.success_groups` groups not above that of a rule."""
 
 
+class ReportConfig(Frozen):
+    """What is told of a run beside its log; none of it changes what is trained."""
+
+    rollouts_every: Count | None = None
+    """Every so many steps the best, the worst, the longest and one random rollout of the step are printed, and written
+    whole into `rollouts` in `directory`; never unless given."""
+
+
 class Fork(Frozen):
     """The checkpoint of another run whose weights this run begins with; written by `rollmill train --fork`."""
 
@@ -433,6 +441,8 @@ class RunConfig(Frozen):
     """What is played with the versions to know how good they are; nothing unless given."""
     guards: GuardsConfig = GuardsConfig()
     """What is watched for a policy that goes astray."""
+    report: ReportConfig = ReportConfig()
+    """What is told of the run beside its log."""
     forked_from: Fork | None = None
     """Where the weights in `model` come from, if this run is a fork of another one."""
 
@@ -452,6 +462,11 @@ class RunConfig(Frozen):
     def versions_directory(self) -> Path:
         """Where weight versions are written for the policy."""
         return self.publish or self.directory / "versions"
+
+    @property
+    def rollouts_directory(self) -> Path:
+        """Where rollouts are written for a person to read."""
+        return self.directory / "rollouts"
 
     @property
     def checkpoints_directory(self) -> Path:

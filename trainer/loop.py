@@ -47,6 +47,7 @@ from trainer.learner_thread import LearnerThread
 from trainer.progress import Meter, Progress
 from trainer.ranks import ALONE, Ranks
 from trainer.repetition import mean_repetition
+from trainer.report import Report
 from trainer.resume import identity
 from trainer.rules import GroupRules
 from trainer.run_lock import RunLock
@@ -102,6 +103,7 @@ async def run(
     force: bool = False,
     stop: asyncio.Event | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
+    on_rollouts: Callable[[str], None] = lambda _: None,
     ranks: Ranks = ALONE,
 ) -> RunResult:
     """Train a run to its end.
@@ -116,6 +118,7 @@ async def run(
         force: begin it although its model is unfit to be trained.
         stop: ends the run in good order when set.
         on_progress: told what changes.
+        on_rollouts: given the text of some rollouts, where the run's `[report]` asks for them.
         ranks: those that train together; this is rank 0 of them.
 
     Raises:
@@ -127,7 +130,7 @@ async def run(
     intent = Intent(resume=resume or rollback is not None, rollback=rollback, force=force)
     with RunLock(config.directory):
         while True:
-            trainer = Trainer(config, bus, clock, on_progress, evaluator, ranks)
+            trainer = Trainer(config, bus, clock, on_progress, Report(config, on_rollouts), evaluator, ranks)
             try:
                 await trainer.take_over(intent)
                 return await trainer.end(await trainer.train(stop or asyncio.Event()))
@@ -153,6 +156,7 @@ class Trainer:
         bus: Bus,
         clock: Clock,
         on_progress: Callable[[Progress], None],
+        report: Report,
         evaluator: Evaluator | None,
         ranks: Ranks,
     ) -> None:
@@ -161,6 +165,7 @@ class Trainer:
         self._bus = bus
         self._clock = clock
         self._on_progress = on_progress
+        self._report = report
         self._publisher = Publisher(bus, clock, "trainer")
         self._log = DecisionLog(bus, clock, self._publisher, config.run)
         self._meter = Meter(clock, Progress(run=config.run, max_steps=config.stop.max_steps), config.stop)
@@ -411,6 +416,7 @@ class Trainer:
             log.warning("run %s: %s", self._config.run, self._meter.alarm)
         await self._publisher.publish(METRICS, self._meter.metrics(points))
         self._show()
+        self._report.step(filled)
 
     def _decision(self, step: Step) -> StepDecided:
         return StepDecided(
@@ -548,6 +554,7 @@ class Trainer:
     async def close(self) -> None:
         """Give up connections and the learner's thread."""
         await self._evaluations.close()
+        await self._report.close()
         await self._log.close()
         self._thread.close()
 

@@ -60,6 +60,7 @@ RULES: Mapping[str, Rule] = {
     "stop": _free("when to end"),
     "guards": _free("what is watched from here on"),
     "buffer_bytes": _free("how much memory the trainer takes"),
+    "report": _free("what is told beside the log"),
     "checkpoints": _free("what is kept from here on"),
 }
 """Key, or section, of the configuration -> what a resumed run may do with it."""

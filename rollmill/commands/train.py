@@ -115,6 +115,7 @@ async def _train(
                 evaluator=evaluator,
                 force=force,
                 on_progress=_step_lines(),
+                on_rollouts=_print_as_it_is,
                 ranks=ranks,
             )
 
@@ -182,9 +183,13 @@ def _step_lines() -> StepLines:
     """Return what prints each step: within a terminal's width, or as one line into a file."""
     terminal = output.errors
     return StepLines(
-        lambda line: terminal.print(output.visible(line), markup=False, highlight=False, soft_wrap=True),
-        terminal.width if terminal.is_terminal else None,
+        lambda line: _print_as_it_is(output.visible(line)), terminal.width if terminal.is_terminal else None
     )
+
+
+def _print_as_it_is(text: str) -> None:
+    """Print text that others have a part in: without markup."""
+    output.errors.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _show(result: dict[str, Any]) -> None:
