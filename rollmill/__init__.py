@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from infra.clock import SystemClock
+    from infra.convert.nemo_rl import nemo_rl_batch
+    from infra.convert.verl import verl_batch
     from infra.kafka import KafkaBus
     from infra.memory import MemoryBus
     from infra.trajectories import TrajectoryReader
@@ -48,8 +50,10 @@ _WHERE = {
     "TaskSource": "producers.source",
     "Trajectory": "schemas.messages",
     "TrajectoryReader": "infra.trajectories",
+    "nemo_rl_batch": "infra.convert.nemo_rl",
     "outcomes": "producers.collect",
     "publish": "producers.publish:publish_source",
+    "verl_batch": "infra.convert.verl",
 }
 """Public name -> where it is defined."""
 
@@ -73,8 +77,10 @@ __all__ = [
     "TaskSource",
     "Trajectory",
     "TrajectoryReader",
+    "nemo_rl_batch",
     "outcomes",
     "publish",
+    "verl_batch",
 ]
 
 
