@@ -181,6 +181,9 @@ class AlgorithmConfig(Frozen):
     """With `gae`: learning rate of the value head; it rises and decays as `lr` does, and is `lr` unless given."""
     overlong: Overlong | None = None
     """Soft punishment of long answers; off unless given."""
+    shuffle_seed: int | None = None
+    """A control: siblings trade their shaped rewards, by this seed, before anything is made of them, and there is
+    nothing to learn; off unless given."""
 
     epochs: Count = 2
     """Passes over a step's batch."""

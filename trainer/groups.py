@@ -37,6 +37,7 @@ from trainer.config import Late
 from trainer.group import Group, OpenGroup
 from trainer.pacing import Pacing, PacingState
 from trainer.rules import GroupRules, reason_to_drop
+from trainer.shuffle import shuffled
 from trainer.terminal import OTHER_RUN, Terminal
 
 log = logging.getLogger(__name__)
@@ -272,7 +273,8 @@ class GroupAssembler:
         if len(group.records) < group.size:
             return []
         del self._open[record.group]
-        return self._complete(group.close(record.group))
+        complete, seed = group.close(record.group), self._now.shuffle_seed
+        return self._complete(complete if seed is None else shuffled(complete, seed))
 
     def _accepts(self, record: Terminal) -> bool:
         ruling = self._arbiter.rule(record.group, record.sample, record.digest, record.offset)

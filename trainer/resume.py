@@ -42,6 +42,7 @@ RULES: Mapping[str, Rule] = {
     "algorithm.samples": _fixed("siblings of one run must be alike"),
     "algorithm.lora": _fixed("checkpoints hold these adapters and nothing else"),
     "algorithm.overlong": _fixed("a constant of the reward: recorded digests contain it"),
+    "algorithm.shuffle_seed": _fixed("a constant of the reward: recorded digests contain it"),
     "tasks.family": _fixed("groups of one run are of one kind"),
     "tasks.payload": _fixed("the tasks, and constants of their reward"),
     "tasks.name": _fixed("group ids follow from it"),

@@ -42,6 +42,8 @@ class GroupRules:
     """What becomes of tokens with a larger lag."""
     keep_solved: float = 0.0
     """Share of the groups without variance, all solved, that is kept."""
+    shuffle_seed: int | None = None
+    """Siblings trade their rewards by this seed; none: each keeps its own."""
     most_dropped: int | None = None
     """Groups dropped in a row after which a step may have fewer groups; none: it never has."""
 
@@ -59,6 +61,7 @@ class GroupRules:
             recent=stop.success_groups,
             late=algorithm.late,
             keep_solved=algorithm.keep_solved,
+            shuffle_seed=algorithm.shuffle_seed,
             most_dropped=stop.max_dropped if stop.on_no_variance is OnNoVariance.FEWER else None,
         )
 

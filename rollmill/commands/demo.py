@@ -27,8 +27,16 @@ from rollmill.paths import DATA_DIR, RUN_NAME
     help="Everything of the demo is kept here; an earlier one there is removed.",
 )
 @click.option("--no-kill", is_flag=True, help="Kill no process on the way.")
+@click.option(
+    "--control",
+    type=click.Choice(["shuffled"]),
+    default=None,
+    help="Train on rewards that siblings have traded: success must not rise (exit code 1 if it does).",
+)
 @output.json_option
-def command(seed: int, bus: str, bootstrap: str | None, data: Path, no_kill: bool, as_json: bool) -> None:
+def command(
+    seed: int, bus: str, bootstrap: str | None, data: Path, no_kill: bool, control: str | None, as_json: bool
+) -> None:
     """Warm-start a tiny transformer, train it through the topics, evaluate, replay, and prove the books."""
     output.errors.print("loading torch ...", style="dim")
     try:
@@ -36,11 +44,16 @@ def command(seed: int, bus: str, bootstrap: str | None, data: Path, no_kill: boo
     except ImportError as error:
         raise ConfigError(f"the demo needs torch and chDB: pip install 'rollmill[train,local]' ({error})") from error
     set_up_logging("WARNING")
-    result = output.run(_demo(seed, bus, bootstrap, data.absolute(), kill=not no_kill))
+    shuffled = control == "shuffled"
+    result = output.run(_demo(seed, bus, bootstrap, data.absolute(), kill=not no_kill, shuffled=shuffled))
     output.print_result(result, as_json, _show)
+    if shuffled and result["control"]["rose"]:
+        raise SystemExit(1)
 
 
-async def _demo(seed: int, bus: str, bootstrap: str | None, data: Path, *, kill: bool) -> dict[str, Any]:
+async def _demo(
+    seed: int, bus: str, bootstrap: str | None, data: Path, *, kill: bool, shuffled: bool
+) -> dict[str, Any]:
     from rollmill.demo.flow import tell  # noqa: PLC0415 - imports torch
     from rollmill.demo.in_process import MemoryMachine  # noqa: PLC0415 - imports torch
     from rollmill.demo.machine import Machine  # noqa: PLC0415
@@ -48,7 +61,7 @@ async def _demo(seed: int, bus: str, bootstrap: str | None, data: Path, *, kill:
     from rollmill.demo.recipe import Recipe  # noqa: PLC0415 - imports torch
     from rollmill.demo.screen import Screen  # noqa: PLC0415
 
-    recipe = Recipe()
+    recipe = Recipe(shuffled=shuffled)
     with Screen() as screen:
         story = _prepare(seed, data, recipe)
         machine: Machine
@@ -78,7 +91,7 @@ def _prepare(seed: int, data: Path, recipe: Any) -> Any:
         raise ConfigError(f"{data} is not empty and holds no demo; give another --data")
     shutil.rmtree(data, ignore_errors=True)
     data.mkdir(parents=True)
-    run = f"demo-{seed}"
+    run = f"demo-{seed}-shuffled" if recipe.shuffled else f"demo-{seed}"
     story = Story(
         run=run,
         seed=seed,
@@ -96,13 +109,14 @@ def _prepare(seed: int, data: Path, recipe: Any) -> Any:
 
 
 def _show(result: dict[str, Any]) -> None:
+    trained = "trained on shuffled rewards" if "control" in result else "trained"
     rows = [
         ("held-out success at T = 1", f"{result['success_before']:.2f}", f"{result['success_after']:.2f}"),
         ("greedy", f"{result['greedy_before']:.2f}", f"{result['greedy_after']:.2f}"),
         ("7x7 grid, never trained on", f"{result['success_7x7_before']:.2f}", f"{result['success_7x7_after']:.2f}"),
         ("turns to success", f"{result['turns_before']:.1f}", f"{result['turns_after']:.1f}"),
     ]
-    output.print_table("the policy", ("", "warm start", "trained"), rows)
+    output.print_table("the policy", ("", "warm start", trained), rows)
     output.console.print(
         f"{result['steps']} trainer steps, {result['trajectories']} trajectories, {result['kills']} kills, "
         f"{result['seconds']:.0f} s; {result['replay']}; {'conserved' if result['conserved'] else 'NOT conserved'}"

@@ -3,7 +3,7 @@
     warm start (while the services start) -> measure -> train, with two kills -> measure -> replay -> prove the books
 
 It is the same on every `Machine`, and a service that fails for good ends it at once. What the numbers should be is
-`recipe.py`.
+`recipe.py`; a control (`control.py`) is told in the same way.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from infra.errors import BusError, RollmillError
 from rollmill.demo.baselines import baseline
 from rollmill.demo.chart import draw
+from rollmill.demo.control import by_hunt, difference
 from rollmill.demo.evaluation import Measured, Suite, measure
 from rollmill.demo.machine import Conservation, Machine
 from rollmill.demo.queries import CONSERVATION, QUESTIONS
@@ -120,13 +121,16 @@ async def _play(
     _require_fit(before["sampled"].scores, recipe)
     state, kills = await _train(machine, story, recipe, screen, kill=kill)
     after = await _measure(machine, story, recipe, screen, "after")
-    _show_episode(story, before["sampled"], after["sampled"], screen)
+    if not recipe.shuffled:  # a hunt that it won by chance would only mislead
+        _show_episode(story, before["sampled"], after["sampled"], screen)
+    _say_control(before["sampled"], after["sampled"], recipe, screen)
     report = await replay(machine.bus, machine.clock, story.run, last=REPLAYED)
     screen.say(f"replay: [bold]{report.summary()}[/]")
     seconds = screen.seconds
     place = await machine.conservation(story.run)
     _show_conservation(story, place, screen)
-    return _result(machine, before, after, state, kills, report, place, seconds), before, after, state
+    result = _result(machine, before, after, state, kills, report, place, seconds)
+    return {**result, **_control(before["sampled"], after["sampled"], recipe)}, before, after, state
 
 
 async def _unless_broken(machine: Machine, work: Coroutine[Any, Any, T] | asyncio.Task[T]) -> T:
@@ -267,6 +271,23 @@ def _show_episode(story: Story, before: Measured, after: Measured, screen: Scree
                 for line in conversation(shown, renderer):
                     screen.console.print(line)
             return
+
+
+def _say_control(before: Measured, after: Measured, recipe: Recipe, screen: Screen) -> None:
+    """Say whether a control did what it must."""
+    if not recipe.shuffled:
+        return
+    moved = difference(by_hunt(before.trajectories), by_hunt(after.trajectories))
+    verdict = "[red]it ROSE without its reward[/]" if moved.rose else "[green]it does not rise[/]"
+    screen.say(f"control, rewards shuffled among siblings: success {moved} on the same hunts: {verdict}")
+
+
+def _control(before: Measured, after: Measured, recipe: Recipe) -> dict[str, Any]:
+    """Return what the result says of a control; nothing of a run that is none."""
+    if not recipe.shuffled:
+        return {}
+    moved = difference(by_hunt(before.trajectories), by_hunt(after.trajectories))
+    return {"control": {"rewards": "shuffled", **asdict(moved), "rose": moved.rose}}
 
 
 def _show_conservation(story: Story, place: Conservation, screen: Screen) -> None:

@@ -47,6 +47,8 @@ class Recipe:
     """Share of valid turns that the warm start must reach before training makes sense."""
     success_floor: float = 0.05
     """Success that the warm start must reach: below it hardly any group has variance."""
+    shuffled: bool = False
+    """Train the control: siblings trade their rewards."""
 
     def suites(self) -> tuple[Suite, Suite, Suite]:
         """Return what is measured before and after: sampled, greedy, and a larger grid that is never trained on."""
@@ -73,6 +75,7 @@ class Recipe:
                 "lr": self.lr,
                 "horizon": self.turns,
                 "temperature": 1.0,
+                **({"shuffle_seed": seed} if self.shuffled else {}),
             },
             "stop": {
                 "max_steps": self.max_steps,

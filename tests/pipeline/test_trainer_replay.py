@@ -80,6 +80,19 @@ async def test_advantages_that_need_the_model_are_said_not_to_be_compared(model,
     assert report.as_dict()["advantages_not_compared"] == 4
 
 
+async def test_a_control_replays_too_and_is_another_run(model, tmp_path):
+    """Who got whose reward follows from the recorded seed and the names, and the batch digest holds it."""
+    bus, plain = await trained(model, tmp_path, algorithm={"shuffle_seed": 7}), await trained(model, tmp_path / "plain")
+
+    report = await replay(bus, CLOCK, RUN)
+
+    assert (report.all_equal, len(report.steps)) == (True, 4), report.summary()
+    ours, theirs = [[d for _, d in await decisions(b) if isinstance(d, StepDecided)] for b in (bus, plain)]
+    assert [d.digest for d in ours] != [d.digest for d in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        assert [(m.group, m.sample) for m in one.members] == [(m.group, m.sample) for m in other.members]
+
+
 async def test_the_last_steps_can_be_asked_for(model, tmp_path):
     """All are made again, the last ones are reported."""
     report = await replay(await trained(model, tmp_path), CLOCK, RUN, last=2)

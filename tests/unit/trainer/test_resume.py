@@ -57,6 +57,7 @@ def test_what_later_steps_rest_on_may_change_and_is_told(free):
         ({"seed": 4}, "seed was 0, now it is 4 (every derived seed"),
         ({"tokenizer": "other"}, 'tokenizer_digest was "t", now it is "other" (tokenizer and chat template'),
         ({"algorithm": {"samples": 4}}, "algorithm.samples was 8, now it is 4 (siblings"),
+        ({"algorithm": {"shuffle_seed": 1}}, "algorithm.shuffle_seed was null, now it is 1 (a constant of the reward"),
         (
             {"algorithm": {"overlong": {"max_tokens": 9, "cache_tokens": 3}}},
             'algorithm.overlong was null, now it is {"cache_tokens": 3, "max_tokens": 9} (a constant of the reward',
