@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from infra.errors import BusError, RollmillError
 from rollmill.demo.baselines import baseline
 from rollmill.demo.chart import draw
-from rollmill.demo.control import by_hunt, difference
+from rollmill.demo.control import rose
 from rollmill.demo.evaluation import Measured, Suite, measure
 from rollmill.demo.machine import Conservation, Machine
 from rollmill.demo.queries import CONSERVATION, QUESTIONS
@@ -123,14 +123,14 @@ async def _play(
     after = await _measure(machine, story, recipe, screen, "after")
     if not recipe.shuffled:  # a hunt that it won by chance would only mislead
         _show_episode(story, before["sampled"], after["sampled"], screen)
-    _say_control(before["sampled"], after["sampled"], recipe, screen)
+    _say_control(before["sampled"].scores, after["sampled"].scores, recipe, screen)
     report = await replay(machine.bus, machine.clock, story.run, last=REPLAYED)
     screen.say(f"replay: [bold]{report.summary()}[/]")
     seconds = screen.seconds
     place = await machine.conservation(story.run)
     _show_conservation(story, place, screen)
     result = _result(machine, before, after, state, kills, report, place, seconds)
-    return {**result, **_control(before["sampled"], after["sampled"], recipe)}, before, after, state
+    return {**result, **_control(before["sampled"].scores, after["sampled"].scores, recipe)}, before, after, state
 
 
 async def _unless_broken(machine: Machine, work: Coroutine[Any, Any, T] | asyncio.Task[T]) -> T:
@@ -273,21 +273,18 @@ def _show_episode(story: Story, before: Measured, after: Measured, screen: Scree
             return
 
 
-def _say_control(before: Measured, after: Measured, recipe: Recipe, screen: Screen) -> None:
+def _say_control(before: Scores, after: Scores, recipe: Recipe, screen: Screen) -> None:
     """Say whether a control did what it must."""
-    if not recipe.shuffled:
-        return
-    moved = difference(by_hunt(before.trajectories), by_hunt(after.trajectories))
-    verdict = "[red]it ROSE without its reward[/]" if moved.rose else "[green]it does not rise[/]"
-    screen.say(f"control, rewards shuffled among siblings: success {moved} on the same hunts: {verdict}")
+    if recipe.shuffled:
+        verdict = "[red]it ROSE without its reward[/]" if rose(before, after) else "[green]it did not rise[/]"
+        screen.say(
+            f"control, with rewards that siblings have traded: {before.success:.2f} -> {after.success:.2f}, {verdict}"
+        )
 
 
-def _control(before: Measured, after: Measured, recipe: Recipe) -> dict[str, Any]:
+def _control(before: Scores, after: Scores, recipe: Recipe) -> dict[str, Any]:
     """Return what the result says of a control; nothing of a run that is none."""
-    if not recipe.shuffled:
-        return {}
-    moved = difference(by_hunt(before.trajectories), by_hunt(after.trajectories))
-    return {"control": {"rewards": "shuffled", **asdict(moved), "rose": moved.rose}}
+    return {"control": {"rewards": "shuffled", "rose": rose(before, after)}} if recipe.shuffled else {}
 
 
 def _show_conservation(story: Story, place: Conservation, screen: Screen) -> None:

@@ -6,37 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from rollmill.demo.control import difference
+from rollmill.demo.control import rose
 from rollmill.demo.recipe import Recipe
-
-HUNTS = range(200)
-
-
-def outcomes(solved):
-    """Return the success of 200 hunts, of which the first ones are solved."""
-    return {hunt: float(hunt < solved) for hunt in HUNTS}
+from trainer.evaluation import Played, scores
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "rose"), [(50, 50, False), (50, 52, False), (50, 10, False), (50, 70, True)]
-)
-def test_a_control_rose_if_it_did_so_by_more_than_chance(before, after, rose):
-    """Hunt by hunt: what is solved both times says nothing, and a fall is no rise."""
-    moved = difference(outcomes(before), outcomes(after))
-
-    assert moved.rose is rose
-    assert moved.mean == pytest.approx((after - before) / len(HUNTS))
-    assert moved.low <= moved.mean <= moved.high
+def solving(hunts, of=256):
+    """Return the figures of a policy that solves so many hunts."""
+    return scores("r", [Played(task=str(hunt), success=float(hunt < hunts)) for hunt in range(of)])
 
 
-def test_only_hunts_that_were_played_both_times_are_compared():
-    """A sample that is missing is no failure."""
-    assert difference({0: 1.0, 1: 0.0}, {1: 0.0, 2: 1.0}).mean == 0
-
-
-def test_what_moved_is_said_in_one_line():
-    """With its sign and its interval."""
-    assert str(difference(outcomes(0), outcomes(200))) == "+1.00 (+1.00 to +1.00)"
+@pytest.mark.parametrize(("after", "expected"), [(64, False), (75, False), (10, False), (110, True), (250, True)])
+def test_a_control_rose_if_it_did_so_by_more_than_chance(after, expected):
+    """From 64 of 256 hunts; a fall is no rise."""
+    assert rose(solving(64), solving(after)) is expected
 
 
 def test_a_control_is_the_demo_with_shuffled_rewards_and_nothing_else():
