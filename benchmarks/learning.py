@@ -1,0 +1,237 @@
+"""One training run of the demo's task and model in this process, with every service on the log in memory.
+
+    warmed(folder, seed)            the warm-started model of a seed
+    played(model, run)              what it achieves on held-out hunts
+    learn(folder, model, run)       trained for a number of steps, and played again
+    learn_all(runs, processes)      many of these, several at once; one warm start and one first measurement per seed
+
+A run is as in `rollmill demo --bus memory`: feeder, three stages, reaper, trainer, and a policy server that is handed
+each version. What differs between two runs of a seed is stated in `algorithm`, and nothing else: all make the same
+number of steps, however well they do, from the same weights on tasks of the same seeds. They are live runs: which
+sample is late is luck, so two runs of a seed are alike and not equal; each replays to its own digests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rollmill import toml
+from rollmill.demo.control import rose
+from rollmill.demo.evaluation import Suite, measure
+from rollmill.demo.in_process import MemoryMachine
+from rollmill.demo.recipe import Recipe
+from rollmill.demo.warmstart import make_model, warm
+from rollmill.watch import RunState, RunWatch
+from schemas.scores import Scores
+from trainer.replay import ReplayReport, replay
+
+T = TypeVar("T")
+
+RECIPE = Recipe()
+"""The demo's."""
+
+STEPS = RECIPE.min_steps
+"""Trainer steps of a run: those that the demo makes at least."""
+
+EPISODES = RECIPE.suites()[0].episodes
+"""Held-out hunts of a measurement: as many as the demo's."""
+
+STEP_LIMIT_S = 240.0
+"""Longest wait for a trainer step, seconds: the machine may do much else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What is trained."""
+
+    name: str
+    """Of what differs; with the seed it names the run."""
+    seed: int
+    """Of model, tasks and sampling."""
+    algorithm: Mapping[str, Any] = field(default_factory=dict)
+    """What differs from the demo's `[algorithm]`."""
+    steps: int = STEPS
+    """Trainer steps, exactly."""
+    episodes: int = EPISODES
+    """Held-out hunts of a measurement."""
+
+    @property
+    def id(self) -> str:
+        """The run's name in the log."""
+        return f"{self.name}-{self.seed}"
+
+    @property
+    def suite(self) -> Suite:
+        """The demo's held-out hunts, sampled as in training."""
+        return replace(RECIPE.suites()[0], episodes=self.episodes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learnt:
+    """What a run came to."""
+
+    run: Run
+    """What was trained."""
+    after: Scores
+    """On held-out hunts after the last step."""
+    curve: tuple[tuple[int, float], ...]
+    """(step, success of the groups around it, those that were dropped included)."""
+    groups: int
+    """Groups sampled: those trained on and those dropped."""
+    replayed: ReplayReport
+    """What replay makes of the run's decisions."""
+    seconds: float
+    """Of training alone."""
+    before: Scores | None = None
+    """On the same hunts of the model that it began with; none where that was not asked for."""
+
+    @property
+    def rose(self) -> bool:
+        """Tell whether success rose by more than chance."""
+        assert self.before is not None, "measure the warm start first"
+        return rose(self.before, self.after)
+
+
+def warmed(folder: Path, seed: int) -> Path:
+    """Return the warm-started model of a seed, made in a folder; blocking."""
+    make_model(folder / f"base-{seed}", seed)
+    warm(folder / f"base-{seed}", folder / f"warm-{seed}", RECIPE, seed, lambda _: None)
+    return folder / f"warm-{seed}"
+
+
+async def played(model: Path, run: Run) -> Scores:
+    """Return what a model achieves on the held-out hunts of a run."""
+    async with at_work(model) as machine:
+        return await _until_done(machine, _scores(machine, run))
+
+
+async def learn(folder: Path, model: Path, run: Run) -> Learnt:
+    """Train a model and return what came of it.
+
+    Args:
+        folder: an empty one.
+        model: where the run begins.
+        run: what is trained.
+
+    Raises:
+        infra.errors.WaitTimeout: a step did not come in time.
+    """
+    path = folder / "run.toml"
+    path.write_text(toml.dumps(run_toml(run, model, folder)), encoding="utf-8")
+    async with at_work(model) as machine:
+        return await _until_done(machine, _learn(machine, path, run))
+
+
+def learn_all(runs: Sequence[Run], processes: int, on_end: Callable[[Learnt], None] = lambda _: None) -> list[Learnt]:
+    """Train many runs, several at once in processes of their own; return them in order.
+
+    Args:
+        runs: what is trained.
+        processes: how many at once.
+        on_end: told about each run that has ended, in order.
+    """
+    first = {run.seed: run for run in reversed(runs)}
+    spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+    found = []
+    with (
+        tempfile.TemporaryDirectory(prefix="rollmill-learning-") as folder,
+        ProcessPoolExecutor(processes, mp_context=spawn) as pool,
+    ):
+        place = Path(folder)
+        models = _each(pool, warmed, {seed: (place, seed) for seed in first})
+        before = _each(pool, _play, {seed: (models[seed], run) for seed, run in first.items()})
+        begun = [pool.submit(_train, models[run.seed], run) for run in runs]
+        for run, waiting in zip(runs, begun, strict=True):
+            found.append(replace(waiting.result(), before=before[run.seed]))
+            on_end(found[-1])
+    return found
+
+
+def run_toml(run: Run, model: Path, folder: Path) -> dict[str, Any]:
+    """Return the run's configuration: the demo's, but for what the run says and when it ends."""
+    values = RECIPE.run_toml(run.id, run.seed, model, folder / "trainer")
+    values["algorithm"] |= run.algorithm
+    # Nobody is killed here, so nothing is gone on with.
+    return {**values, "stop": {"max_steps": run.steps}, "checkpoints": {"every": run.steps}}
+
+
+@asynccontextmanager
+async def at_work(model: Path) -> AsyncIterator[MemoryMachine]:
+    """Give everything but training, with a model served."""
+    machine = MemoryMachine(model)
+    async with machine:
+        yield machine
+
+
+async def _until_done(machine: MemoryMachine, work: Coroutine[Any, Any, T]) -> T:
+    """Return what the work gives, or raise at once what broke a service under it."""
+    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(machine.watch())
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if watching.done():
+            watching.result()
+        return await working
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _learn(machine: MemoryMachine, path: Path, run: Run) -> Learnt:
+    began = time.monotonic()
+    state = await _trained(machine, path, run)
+    seconds = time.monotonic() - began
+    return Learnt(
+        run=run,
+        after=await _scores(machine, run),
+        curve=tuple(state.curve),
+        groups=state.kept + sum(state.dropped.values()),
+        replayed=await replay(machine.bus, machine.clock, run.id),
+        seconds=round(seconds, 1),
+    )
+
+
+async def _trained(machine: MemoryMachine, path: Path, run: Run) -> RunState:
+    watch = RunWatch(machine.bus, machine.clock, run.id)
+    await watch.start()
+    following = asyncio.create_task(watch.follow())
+    try:
+        await machine.train(path)
+        await watch.until(lambda state: state.ended is not None, "the end", run.steps * STEP_LIMIT_S)
+    finally:
+        following.cancel()
+        with suppress(asyncio.CancelledError):
+            await following
+    return watch.state
+
+
+async def _scores(machine: MemoryMachine, run: Run) -> Scores:
+    found = await measure(machine.bus, machine.clock, run.suite, run=f"{run.id}-hunts", seed=run.seed)
+    return found.scores
+
+
+# ---- in a process of its own
+
+
+def _each(pool: Executor, work: Callable[..., T], arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, T]:
+    """Return seed -> what the work makes of its arguments, several at once."""
+    begun = {seed: pool.submit(work, *given) for seed, given in arguments.items()}
+    return {seed: waiting.result() for seed, waiting in begun.items()}
+
+
+def _play(model: Path, run: Run) -> Scores:
+    return asyncio.run(played(model, run))
+
+
+def _train(model: Path, run: Run) -> Learnt:
+    with tempfile.TemporaryDirectory(prefix="rollmill-run-") as folder:
+        return asyncio.run(learn(Path(folder), model, run))
