@@ -18,10 +18,13 @@ from infra.errors import ConfigError
 from producers.source import Instance
 from schemas.codec import MAX_DEPTH, check_plain
 from schemas.identity import canonical
+from schemas.messages import TASK_RANGES
 
 PAYLOAD_BYTES = 4 * 1024 * 1024
 """Largest payload of a line, in bytes: every message of the sample carries it, beside a transcript and a verdict that
 together with it may have 16 MiB. What does not fit into a record needs a blob store (`bus.blobs`)."""
+
+_SHORTEST, _LONGEST = TASK_RANGES["horizon"]
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,7 +34,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Which handler runs it."""
     payload: dict[str, Any]
     """What the family needs."""
-    horizon: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    horizon: Annotated[int, msgspec.Meta(ge=_SHORTEST, le=_LONGEST)] | None = None
     """Most turns; the run's unless given."""
 
 

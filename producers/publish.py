@@ -4,6 +4,9 @@ Ids and seeds are derived from the run, the source and the place, so publishing 
 changes nothing: the second outcome of a sample is superseded. Whoever publishes to a run first writes its manifest;
 a second publisher with another manifest is refused, since siblings of one run must be alike. Two that write it at the
 same moment read it back: the first one in the log counts for both.
+
+What a stage would refuse is refused here, by the stages' own rules (`schemas/task_flaws.py`): before a manifest is
+written, which stands for good, and before any task of a group is published.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from schemas.control import Cancel, Credit, RunManifest
 from schemas.identity import RUN_NAME, group_id, payload_digest, task_seed
 from schemas.messages import Task
 from schemas.partition import partition_for
+from schemas.task_flaws import manifest_refusal, refusal
 from schemas.topics import CONTROL, TASKS, TRAJECTORIES
 
 SHARED = ("seed", "samples", "budgets", "horizon", "max_sampled_tokens", "sampling", "paced")
@@ -52,35 +56,44 @@ def tasks_of(
         now_ms: time of publication.
         admission: the feeder's dense number of the group.
         credit: what the trainer stamps on groups admitted now.
+
+    Raises:
+        ConfigError: no stage would run them.
     """
     sampling = manifest.sampling
     if credit is not None:
         sampling = msgspec.structs.replace(sampling, temperature=credit.temperature)
     horizon = manifest.horizon if credit is None else credit.horizon
-    group = group_id(manifest.run, source, instance.visit, instance.row, instance.payload)
-    return [
-        Task(
-            run=manifest.run,
-            group=group,
-            sample=sample,
-            samples=manifest.samples,
-            source=source,
-            visit=instance.visit,
-            row=instance.row,
-            payload=instance.payload,
-            payload_digest=payload_digest(instance.payload),
-            family=instance.family,
-            seed=task_seed(manifest.seed, source, instance.visit, instance.row),
-            admission=admission,
-            start_by_ms=now_ms + int(manifest.start_within_s * 1000),
-            budgets=manifest.budgets,
-            horizon=instance.horizon or horizon,
-            max_sampled_tokens=manifest.max_sampled_tokens,
-            sampling=sampling,
-            min_version=0 if credit is None else credit.min_version,
-        )
-        for sample in range(manifest.samples)
-    ]
+    place = f"instance at visit {instance.visit}, row {instance.row} of {source!r}"
+    try:
+        group = group_id(manifest.run, source, instance.visit, instance.row, instance.payload)
+        seed, digest = task_seed(manifest.seed, source, instance.visit, instance.row), payload_digest(instance.payload)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{place} has no form on the wire, nothing of it is published: {error}") from error
+    first = Task(
+        run=manifest.run,
+        group=group,
+        sample=0,
+        samples=manifest.samples,
+        source=source,
+        visit=instance.visit,
+        row=instance.row,
+        payload=instance.payload,
+        payload_digest=digest,
+        family=instance.family,
+        seed=seed,
+        admission=admission,
+        start_by_ms=now_ms + int(manifest.start_within_s * 1000),
+        budgets=manifest.budgets,
+        horizon=horizon if instance.horizon is None else instance.horizon,
+        max_sampled_tokens=manifest.max_sampled_tokens,
+        sampling=sampling,
+        min_version=0 if credit is None else credit.min_version,
+    )
+    wrong = refusal(first)  # siblings differ in their number alone
+    if wrong is not None:
+        raise ConfigError(f"{place} cannot be run, nothing of it is published: {wrong}")
+    return [msgspec.structs.replace(first, sample=sample) for sample in range(manifest.samples)]
 
 
 async def publish_tasks(publisher: Publisher, tasks: Iterable[Task]) -> int:
@@ -92,10 +105,9 @@ async def ensure_manifest(bus: Bus, clock: Clock, publisher: Publisher, wanted: 
     """Return the run's manifest, writing it when the run has none.
 
     Raises:
-        ConfigError: the run exists with another configuration.
+        ConfigError: the run exists with another configuration, or none of its tasks could be run.
     """
-    if not re.fullmatch(RUN_NAME, wanted.run):
-        raise ConfigError(f"{wanted.run!r} is no name for a run: use letters, digits, `.`, `_` and `-`, at most 100")
+    refuse_unusable(wanted, clock.now_ms())
     known = await _recorded(bus, clock, publisher, wanted.run)
     if known is None:
         partition = partition_for(wanted.run, TRAJECTORIES.partitions)
@@ -106,6 +118,15 @@ async def ensure_manifest(bus: Bus, clock: Clock, publisher: Publisher, wanted: 
         known = await _recorded(bus, clock, publisher, wanted.run) or manifest
     refuse_other(known, wanted)
     return known
+
+
+def refuse_unusable(manifest: RunManifest, now_ms: int) -> None:
+    """Raise ConfigError if a manifest is one that no stage would run a task of."""
+    if not re.fullmatch(RUN_NAME, manifest.run):
+        raise ConfigError(f"{manifest.run!r} is no name for a run: use letters, digits, `.`, `_` and `-`, at most 100")
+    wrong = manifest_refusal(manifest, now_ms)
+    if wrong is not None:
+        raise ConfigError(f"run {manifest.run!r}: none of its tasks could be run, nothing is published: {wrong}")
 
 
 async def _recorded(bus: Bus, clock: Clock, publisher: Publisher, run: str) -> RunManifest | None:
@@ -143,8 +164,9 @@ async def publish_source(bus: Bus, clock: Clock, source: TaskSource, wanted: Run
     """Publish a whole (finite) source to an unpaced run and return the number of tasks.
 
     Raises:
-        ConfigError: the run exists with another configuration, or is cancelled.
+        ConfigError: the run exists with another configuration or is cancelled, or a task of it could not be run.
     """
+    refuse_unusable(wanted, clock.now_ms())
     cancel = (await control_now(bus, clock)).get(f"cancel/{wanted.run}", Cancel)
     if cancel is not None:
         raise ConfigError(

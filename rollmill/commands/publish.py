@@ -15,8 +15,15 @@ from producers.jsonl import JsonlSource
 from producers.publish import publish_source
 from rollmill import output
 from schemas.control import RunManifest
+from schemas.messages import TASK_RANGES
+from schemas.task_flaws import SAMPLING_RANGES
 from schemas.transcript import Sampling
 from stages.handlers.registry import families
+
+# What a stage would refuse is refused here, and the help says so. The producer asks again: NaN passes every range.
+HORIZON = click.IntRange(*TASK_RANGES["horizon"])
+MAX_TOKENS = click.IntRange(*map(int, SAMPLING_RANGES["max_tokens"]))
+TEMPERATURE = click.FloatRange(*SAMPLING_RANGES["temperature"])
 
 
 @click.command("publish")
@@ -24,9 +31,9 @@ from stages.handlers.registry import families
 @click.option("--run", "run", required=True, help="The run to publish to; made when it is new.")
 @click.option("--samples", default=1, show_default=True, type=click.IntRange(1, 1024), help="Siblings per group.")
 @click.option("--seed", default=0, show_default=True, help="Seed of all derived seeds.")
-@click.option("--horizon", default=16, show_default=True, type=click.IntRange(1), help="Most turns of an episode.")
-@click.option("--max-tokens", default=256, show_default=True, type=click.IntRange(1), help="Most tokens of a turn.")
-@click.option("--temperature", default=1.0, show_default=True, type=click.FloatRange(0), help="Of the sampling.")
+@click.option("--horizon", default=16, show_default=True, type=HORIZON, help="Most turns of an episode.")
+@click.option("--max-tokens", default=256, show_default=True, type=MAX_TOKENS, help="Most tokens of a turn.")
+@click.option("--temperature", default=1.0, show_default=True, type=TEMPERATURE, help="Of the sampling.")
 @click.option("--name", default=None, help="Name of the source in group ids; the file's name unless given.")
 @output.json_option
 @output.config_options

@@ -31,6 +31,10 @@ def source(tmp_path, *lines, **settings):
         ('{"family": "toy", "payload": [1]}', "at `$.payload`"),
         ('{"family": "toy", "payload": {}, "horizon": "long"}', "at `$.horizon`"),
         ('{"family": "toy", "payload": {}, "horizon": 0}', "Expected `int` >= 1 - at `$.horizon`"),
+        (
+            '{"family": "toy", "payload": {}, "horizon": 99999999999999}',
+            "Expected `int` <= 2147483647 - at `$.horizon`",
+        ),
         ('{"family": "toy", "payload": {}, "horizn": 3}', "unknown field `horizn`"),
         ('{"family": "toy", "payload": {"n": 99999999999999999999}}', "at `$.payload`"),
         (b'{"family": "toy", "payload": {"n": "\xff"}}', "Invalid UTF-8"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import msgspec
 import pytest
@@ -275,3 +276,46 @@ async def test_a_log_that_refuses_is_the_publishers_error(clock):
 
     with pytest.raises(BusError, match="disk is full"):
         await publish_source(bus, clock, GeneratedSource("toy", {}, count=5), MANIFEST)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"horizon": 99_999_999_999_999}, "horizon is 99999999999999"),
+        ({"sampling": Sampling(temperature=math.inf)}, "sampling.temperature is inf"),
+        ({"sampling": Sampling(temperature=math.nan)}, "sampling.temperature is nan"),
+        ({"max_sampled_tokens": -1}, "max_sampled_tokens is -1"),
+        ({"start_within_s": math.nan}, "start_within_s is nan"),
+    ],
+)
+async def test_what_no_stage_would_run_is_refused_before_anything_is_written(bus, clock, changes, says):
+    """The manifest stands for good, so it is not written either: the name can be used with better values."""
+    source = GeneratedSource("toy", {}, count=2)
+    with pytest.raises(ConfigError, match=says):
+        await publish_source(bus, clock, source, msgspec.structs.replace(MANIFEST, **changes))
+
+    assert ([], []) == (await read_all(bus, CONTROL), await read_all(bus, TASKS))
+    assert await publish_source(bus, clock, source, MANIFEST) == 4
+
+
+@pytest.mark.parametrize(
+    ("instance", "says"),
+    [
+        (Instance(0, 3, "toy", {}, horizon=0), "horizon is 0"),
+        (Instance(0, 3, "toy", {}, horizon=-1), "horizon is -1"),
+        (Instance(0, 3, "toy", {1: 2}), "map keys must be text"),
+        (Instance(0, 3, "toy", {"n": 2**64}), "no form on the wire"),
+        (Instance(0, -1, "toy", {}), "row is -1"),
+    ],
+)
+def test_an_instance_that_no_stage_would_run_is_named_by_its_place(instance, says):
+    """A source of one's own is judged like a file, and none of the group's siblings is published."""
+    with pytest.raises(ConfigError, match=f"visit 0, row {instance.row} of 's'.*{says}"):
+        tasks_of(MANIFEST, "s", instance, now_ms=0)
+
+
+@pytest.mark.parametrize("credit", [{"temperature": math.nan}, {"horizon": 0}])
+def test_a_stamp_that_no_stage_would_run_is_refused(credit):
+    """What comes with the credit is judged as what the manifest says."""
+    with pytest.raises(ConfigError, match=next(iter(credit))):
+        tasks_of(MANIFEST, "s", INSTANCE, now_ms=0, credit=msgspec.structs.replace(CREDIT, **credit))

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.control import RunManifest
 from schemas.identity import payload_digest
-from schemas.task_flaws import flaw
+from schemas.messages import Budgets
+from schemas.task_flaws import flaw, manifest_refusal, refusal
 from schemas.transcript import Sampling
 from tests.logs import make_task
 from tests.strategies import FREE_FORM
@@ -60,3 +62,44 @@ def test_a_payload_without_a_canonical_form_is_a_flaw():
 def test_any_payload_will_do_with_its_own_digest(payload):
     """What a family wants of it is the family's business."""
     assert flaw(make_task(payload=payload)) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"horizon": 99_999_999_999_999}, "horizon is 99999999999999; it is 1 to 2147483647"),
+        ({"max_sampled_tokens": -1}, "max_sampled_tokens is -1; it is 1 to"),
+        ({"horizon": "long"}, "Expected `int`, got `str`"),
+        ({"seed": 2**64}, "no form on the wire"),
+        ({"sampling": Sampling(temperature=math.inf)}, "sampling.temperature is inf; it is 0 to 1e+06"),
+        ({"payload_digest": "other"}, "payload_digest is 'other'"),
+    ],
+)
+def test_a_producer_hears_what_readers_and_init_would_refuse(changes, says):
+    """Decoding's rules and INIT's, in one answer."""
+    assert says in refusal(make_task(**changes))
+    assert refusal(make_task()) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"horizon": 99_999_999_999_999}, "horizon is 99999999999999; it is 1 to 2147483647"),
+        ({"horizon": -1}, "horizon is -1"),
+        ({"samples": 0}, "samples is 0"),
+        ({"max_sampled_tokens": 0}, "max_sampled_tokens is 0"),
+        ({"sampling": Sampling(temperature=math.nan)}, "sampling.temperature is nan"),
+        ({"sampling": Sampling(max_tokens=-5)}, "sampling.max_tokens is -5"),
+        ({"budgets": Budgets(run_s=math.nan)}, "budgets.run_s is nan"),
+        ({"start_within_s": -1.0}, "start_within_s is -1.0"),
+        ({"start_within_s": math.inf}, "start_within_s is inf"),
+        ({"seed": 2**64}, "no form on the wire"),
+        ({"horizon": None}, "Expected `int`, got `null`"),
+    ],
+)
+def test_a_manifest_none_of_whose_tasks_could_run_is_refused(changes, says):
+    """What all samples share is judged once, before it is written for good."""
+    manifest = RunManifest(run="r", seed=1, samples=2)
+
+    assert says in manifest_refusal(msgspec.structs.replace(manifest, **changes), now_ms=1_700_000_000_000)
+    assert manifest_refusal(manifest, now_ms=1_700_000_000_000) is None
