@@ -75,9 +75,9 @@ def decode(data: bytes, *types: type[M]) -> M:
     try:
         message = msgspec.convert(fields, kind)
         message.check()
+        return message.as_read()
     except ValueError as error:  # msgspec's ValidationError is one
         raise DecodeError(f"{fields['type']}: {error}", data) from error
-    return message
 
 
 def _unpack(data: bytes) -> dict[str, Any]:

@@ -8,7 +8,7 @@ path is ever on the wire. The bytes themselves are made in `codec.py`; which top
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import msgspec
 
@@ -21,6 +21,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
     def check(self) -> None:
         """Raise ValueError when a field holds what no such message can mean; decoding calls it."""
+
+    def as_read(self) -> Self:
+        """Return what a reader takes the message for; decoding calls it, so all readers agree.
+
+        That is the message itself, unless it can be read and cannot count as what it says.
+        """
+        return self
 
     @classmethod
     def wire_type(cls) -> str:

@@ -6,11 +6,13 @@ contract with golden bytes is `docs/wire.md`. Token arrays are bytes; see `trans
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
+
+import msgspec
 
 from schemas.message import Message, Part
-from schemas.outcome import Outcome, StopReason
-from schemas.transcript import Sampling, Transcript
+from schemas.outcome import Boundary, Completed, Failed, FailureKind, Outcome, StopReason, grade_flaw
+from schemas.transcript import Sampling, Transcript, TranscriptError, check
 
 MAX_TIME_MS = 10_382_256_000_000
 """Latest time a record may name, milliseconds since the epoch: the end of ClickHouse's DateTime64(3)."""
@@ -31,6 +33,7 @@ TASK_RANGES: dict[str, tuple[int, int]] = {
     "horizon": (1, 2**31 - 1),
     "max_sampled_tokens": (1, 2**31 - 1),
     "min_version": (0, 2**53),
+    "admission": (0, 2**53),
 }
 """Field of a task -> lowest and highest value."""
 
@@ -118,7 +121,7 @@ class Task(Message, frozen=True, kw_only=True, tag="rollmill.task"):
         self.budgets.check()
         for name, (low, high) in TASK_RANGES.items():
             value = getattr(self, name)
-            if not low <= value <= high:
+            if value is not None and not low <= value <= high:  # a foreign task has no admission number
                 raise ValueError(f"{name} is {value}; it is {low} to {high}")
         # A sibling too many would complete a group in the place of one that is still to come.
         if self.sample >= self.samples:
@@ -201,3 +204,28 @@ class Trajectory(Message, frozen=True, kw_only=True, tag="rollmill.trajectory"):
     def check(self) -> None:
         """Raise ValueError when its task cannot be one."""
         self.task.check()
+
+    def as_read(self) -> Self:
+        """Return the record as every reader counts it: what cannot be trained on ends its sample as failed.
+
+        It names its sample, so it is an end, whoever wrote it: were it refused, its group would wait for a sibling
+        that has ended, and were each reader to judge for itself, they would disagree on how.
+        """
+        if not isinstance(self.outcome, Completed):
+            return self
+        failed = self._flaw(self.outcome)
+        return self if failed is None else msgspec.structs.replace(self, outcome=failed)
+
+    def _flaw(self, done: Completed) -> Failed | None:
+        """Return the failure that the record of a completed sample is; None if it can count."""
+        if self.transcript is not None:
+            try:
+                check(self.transcript)
+            except TranscriptError as error:
+                cause = f"its token record breaks an invariant: {error}"
+                return Failed(kind=FailureKind.ENGINE, boundary=Boundary.TRANSCRIPT, cause=cause)
+        wrong = grade_flaw(done, len(self.transcript.turns) if self.transcript is not None else 0)
+        if wrong is None:
+            return None
+        cause = f"its grade cannot count: {wrong}; a grader of family {self.task.family!r} gave it"
+        return Failed(kind=FailureKind.HANDLER, boundary=Boundary.HANDLER_GRADE, cause=cause)

@@ -7,6 +7,7 @@ This file does not know how failures are retried: that is `retries.py`.
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 
 from schemas.message import Part
@@ -83,6 +84,26 @@ class Completed(Part, frozen=True, kw_only=True, tag_field="outcome", tag="compl
     """A limit on the policy ended the episode."""
     turn_rewards: tuple[float, ...] = ()
     """Process reward of each turn, beside the components and not in `reward`; none where the family gives none."""
+
+
+def grade_flaw(done: Completed, turns: int) -> str | None:
+    """Return why a grade cannot count, for whoever wrote the grader; None if it can.
+
+    EVAL asks it of what a grader gave, and every reader of a record that somebody else may have written.
+
+    Args:
+        done: the grade.
+        turns: turns of the episode.
+    """
+    of_turns = {f"the reward of turn {number}": value for number, value in enumerate(done.turn_rewards)}
+    for name, value in {**done.components, **of_turns, "the sum": done.reward, "success": done.success}.items():
+        if not math.isfinite(value):
+            return f"{name} is {value}, not a finite number"
+    if not 0.0 <= done.success <= 1.0:
+        return f"success is {done.success}, outside [0, 1]"
+    if done.turn_rewards and len(done.turn_rewards) != turns:
+        return f"{len(done.turn_rewards)} process rewards for {turns} turns: give one for each turn, or none"
+    return None
 
 
 class Failed(Part, frozen=True, kw_only=True, tag_field="outcome", tag="failed"):

@@ -7,29 +7,18 @@ flaw as its cause. What a family wants of its payload, the family says.
 
 from __future__ import annotations
 
-import math
-
 from schemas import codec
 from schemas.control import RunManifest
 from schemas.identity import payload_digest, task_seed
 from schemas.messages import LONGEST_BUDGET_S, Task
-
-SAMPLING_RANGES: dict[str, tuple[float, float]] = {
-    "temperature": (0.0, 1e6),
-    "top_p": (math.ulp(0.0), 1.0),  # 0 would leave no token
-    "top_k": (0, 2**31 - 1),
-    "min_p": (0.0, 1.0),
-    "max_tokens": (1, 2**31 - 1),
-}
-"""Field of the sampling parameters -> lowest and highest value."""
+from schemas.transcript import sampling_flaw
 
 
 def flaw(task: Task) -> str | None:
     """Return why a task cannot be run, for whoever wrote it; None if nothing speaks against it."""
-    for name, (low, high) in SAMPLING_RANGES.items():
-        value = getattr(task.sampling, name)
-        if not low <= value <= high:  # NaN is neither more nor less
-            return f"sampling.{name} is {value}; it is {low:g} to {high:g}"
+    wrong = sampling_flaw(task.sampling)
+    if wrong is not None:
+        return wrong
     try:
         digest = payload_digest(task.payload)
     except TypeError as error:

@@ -3,18 +3,21 @@
 Invariants, checked at construction sites by `check` before anything is published:
 
 - `tokens`, `mask` and `logprobs` have one entry per token;
-- a mask of 1 means that the policy sampled the token; at mask 0 the log-prob is exactly 0.0;
+- a mask of 1 means that the policy sampled the token; at mask 0 the log-prob is exactly 0.0, at mask 1 a finite number
+  that is not above 0 (by more than an engine rounds);
 - the sampled spans cover the tokens of mask 1, no more and no less, each with one version and one set of sampling
   parameters;
 - turns follow each other without a gap inside a segment: the prompt of a turn is all tokens of its segment before
   its first sampled token, so each turn extends the prefix of the one before.
 
-A violation is an error with its cause; nothing is padded, shifted or re-encoded. On the wire the arrays are
+A violation is an error with its cause; nothing is padded, shifted or re-encoded. Readers ask again: a completed sample
+whose record breaks one ends as failed for all of them (`Trajectory.as_read`). On the wire the arrays are
 little-endian: int32 ids, uint8 mask, float32 log-probs. This file does not know text, templates or tokenizers.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -45,6 +48,31 @@ class Sampling(Part, frozen=True, kw_only=True):
     """Keeps tokens with at least this share of the likeliest one's probability; 0 is off."""
     max_tokens: int = 256
     """Most tokens sampled in one turn."""
+
+
+SAMPLING_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 1e6),
+    "top_p": (math.ulp(0.0), 1.0),  # 0 would leave no token
+    "top_k": (0, 2**31 - 1),
+    "min_p": (0.0, 1.0),
+    "max_tokens": (1, 2**31 - 1),
+}
+"""Field of the sampling parameters -> lowest and highest value."""
+
+LATEST_VERSION = 2**53
+"""Highest number of a version of the weights; every language can count so far."""
+
+LOGPROB_SLACK = 1e-2
+"""A log-prob may be so far above 0 and still be rounding: engines take the logarithm of sums in 16 bits."""
+
+
+def sampling_flaw(sampling: Sampling) -> str | None:
+    """Return which sampling parameter cannot be drawn with, and what it may be; None if all can."""
+    for name, (low, high) in SAMPLING_RANGES.items():
+        value = getattr(sampling, name)
+        if not low <= value <= high:  # NaN is neither more nor less
+            return f"sampling.{name} is {value}; it is {low:g} to {high:g}"
+    return None
 
 
 class SampledSpan(Part, frozen=True, kw_only=True):
@@ -160,6 +188,8 @@ def _check_mask(transcript: Transcript) -> None:
         raise TranscriptError(f"mask holds {int(mask.max())}; only 0 and 1 are allowed")
     if not np.isfinite(logprobs).all():
         raise TranscriptError("a log-prob is not a finite number")
+    if logprobs.size and float(logprobs.max()) > LOGPROB_SLACK:
+        raise TranscriptError(f"a log-prob is {float(logprobs.max()):g}: no probability is above 1")
     if np.any(logprobs[mask == 0] != 0.0):
         raise TranscriptError("a token that was not sampled has a log-prob")
     if transcript.tokens and int(transcript.token_ids.min()) < 0:
@@ -172,6 +202,11 @@ def _check_spans(transcript: Transcript) -> None:
     for span in transcript.spans:
         if not position <= span.start < span.stop <= len(covered):
             raise TranscriptError(f"span [{span.start}, {span.stop}) is empty, out of order or out of range")
+        if not 0 <= span.version <= LATEST_VERSION:
+            raise TranscriptError(f"span [{span.start}, {span.stop}) names version {span.version}")
+        wrong = sampling_flaw(span.sampling)
+        if wrong is not None:
+            raise TranscriptError(f"span [{span.start}, {span.stop}): {wrong}")
         covered[span.start : span.stop] = 1
         position = span.stop
     if covered.tobytes() != transcript.mask:
@@ -189,11 +224,12 @@ def _check_turns(transcript: Transcript) -> None:
         if not turn.start < turn.sampled <= turn.stop <= len(transcript.mask):
             raise TranscriptError(f"turn {number} has no prompt or runs out of range")
         starts.discard(turn.start)
-        prompt, answer = slice(turn.start, turn.sampled), slice(turn.sampled, turn.stop)
-        if any(transcript.mask[prompt]) or not all(transcript.mask[answer]):
+        # Counted, not walked through: readers ask this of every record, and a mask may have a hundred thousand entries.
+        prompt = transcript.mask.count(1, turn.start, turn.sampled)
+        if prompt or transcript.mask.count(1, turn.sampled, turn.stop) != turn.stop - turn.sampled:
             raise TranscriptError(f"turn {number}: the mask does not split prompt and answer at {turn.sampled}")
         position = turn.stop
-    if any(transcript.mask[position:]):
+    if transcript.mask.count(1, position):
         raise TranscriptError("tokens after the last turn are marked as sampled")
     if starts - {0}:
         raise TranscriptError(f"segments {sorted(starts)} do not start at a turn")

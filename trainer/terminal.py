@@ -1,15 +1,14 @@
 """One terminal record as the trainer sees it: what decides, apart from the tokens.
 
 Deciding needs numbers, training needs the token record too; replay decides again without keeping any tokens. This
-file does not know groups.
+file does not know groups. What cannot be trained on is no completed record when it comes here
+(`Trajectory.as_read`).
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
-from infra.errors import RollmillError
 from infra.wire import Received
 from schemas.batch import content_hash
 from schemas.decisions import Member, SampleRef
@@ -26,10 +25,6 @@ OTHER_RUN = -1
 def version_of(span: SampledSpan) -> int:
     """Return the version of this run's weights that sampled a span; OTHER_RUN if another run's did."""
     return OTHER_RUN if span.weights_of else span.version
-
-
-class UnusableReward(RollmillError):
-    """A graded record carries a reward that is no number, or that belongs to no turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +86,6 @@ def terminal(received: Received[Trajectory], overlong: Overlong | None, *, keep_
         received: the record.
         overlong: punishment to add to the reward.
         keep_tokens: hold on to the token record.
-
-    Raises:
-        UnusableReward: the record was graded with what is not finite, or with process rewards of other turns.
     """
     trajectory, task = received.message, received.message.task
     outcome, transcript = trajectory.outcome, trajectory.transcript
@@ -111,11 +103,6 @@ def terminal(received: Received[Trajectory], overlong: Overlong | None, *, keep_
     if not isinstance(outcome, Completed):
         return common
     turns = len(transcript.turns) if transcript else 0
-    if flaw := _flaw(outcome, turns):
-        raise UnusableReward(
-            f"{task.group}/{task.sample} at offset {common.offset} has {flaw}; the grader of family {task.family!r} "
-            f"must return finite numbers, and one process reward per turn or none"
-        )
     spans = transcript.spans if transcript else ()
     tokens = transcript.sampled_count if transcript else 0
     punishment = soft_overlong(tokens, overlong)
@@ -131,13 +118,3 @@ def terminal(received: Received[Trajectory], overlong: Overlong | None, *, keep_
         sampled=tuple((version_of(span), span.stop - span.start) for span in spans),
         transcript=transcript if keep_tokens else None,
     )
-
-
-def _flaw(outcome: Completed, turns: int) -> str:
-    """Return what a grade cannot be used for; empty if it can."""
-    if not all(map(math.isfinite, (outcome.reward, outcome.success, *outcome.turn_rewards))):
-        of_turns = f" and process rewards {outcome.turn_rewards}" if outcome.turn_rewards else ""
-        return f"reward {outcome.reward} and success {outcome.success}{of_turns}"
-    if outcome.turn_rewards and len(outcome.turn_rewards) != turns:
-        return f"{len(outcome.turn_rewards)} process rewards for {turns} turns"
-    return ""

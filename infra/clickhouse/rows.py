@@ -8,6 +8,7 @@ one bad record cannot block a range. The columns are those of `schema.sql`; a te
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -275,7 +276,7 @@ def task_rows(received: Received[Task]) -> Rows:
         task.sampling.temperature,
         task.min_version,
         task.redrive_of or "",
-        record.timestamp_ms,
+        _when(record.timestamp_ms),
         *_place(record),
     )
     return _checked({TASKS: [row]})
@@ -284,11 +285,11 @@ def task_rows(received: Received[Task]) -> Rows:
 def trajectory_rows(received: Received[Trajectory]) -> Rows:
     """Return the row of a terminal record and one for each of its turns.
 
-    A token record that breaks its invariants is left out and named in `cause`: the outcome still counts, for the
-    arbiter reads nothing else.
+    Every terminal record that decodes has them: what the trainer counts must be found here. A token record that breaks
+    its invariants is left out; the outcome says so (`Trajectory.as_read`).
     """
     trajectory, record = received.message, received.record
-    transcript, complaint = _readable(trajectory.transcript)
+    transcript = _readable(trajectory.transcript)
     task = trajectory.task
     versions = [span.version for span in transcript.spans] or [0]
     turns = transcript.turns
@@ -304,7 +305,7 @@ def trajectory_rows(received: Received[Trajectory]) -> Rows:
         task.family,
         task.seed,
         task.admission,
-        *_outcome(trajectory, complaint),
+        *_outcome(trajectory),
         trajectory.stop.value if trajectory.stop else "",
         trajectory.stage,
         trajectory.backend,
@@ -317,11 +318,11 @@ def trajectory_rows(received: Received[Trajectory]) -> Rows:
         len(transcript.segments) if turns else 0,
         min(versions),
         max(versions),
-        turns[0].began_ms if turns else 0,
-        turns[-1].ended_ms if turns else 0,
+        _when(turns[0].began_ms) if turns else 0,
+        _when(turns[-1].ended_ms) if turns else 0,
         transcript.token_ids[tail_start:].tolist(),
         content_hash(received.raw),
-        record.timestamp_ms,
+        _when(record.timestamp_ms),
         *_place(record),
     )
     return _checked({TRAJECTORIES: [row], TURNS: _turn_rows(task, transcript, record)})
@@ -381,7 +382,7 @@ def decision_rows(received: Received[Decision]) -> Rows:
         getattr(decision, "digest", ""),
         getattr(decision, "advantage_digest", ""),
         _decision_body(decision),
-        record.timestamp_ms,
+        _when(record.timestamp_ms),
         *_place(record),
     )
     samples = [(decision.run, epoch, step, *sample, *_place(record)) for sample in named]
@@ -402,7 +403,7 @@ def dead_rows(record: Record) -> Rows:
         record.key or b"",
         record.value or b"",
         headers,
-        record.timestamp_ms,
+        _when(record.timestamp_ms),
         *_place(record),
     )
     return _checked({DEAD: [row]})
@@ -428,11 +429,32 @@ def _place(record: Record) -> tuple[str, int, int]:
     return record.topic, record.partition, record.offset
 
 
+def _when(at_ms: int) -> int:
+    """Return a time as near as a column can hold it: nobody counts by it, and a mad clock must not hide an outcome."""
+    return max(0, min(at_ms, MAX_TIME_MS))
+
+
 def _json(value: Any) -> str:
-    try:
+    with suppress(TypeError):
         return msgspec.json.encode(value).decode()
+    try:
+        # Maps may have keys that JSON has not, nil and booleans: they are written as they look.
+        return msgspec.json.encode(_with_text_keys(value)).decode()
     except (TypeError, ValueError, RecursionError) as error:
         raise RowError(f"a free-form field has no JSON form: {error}") from error
+
+
+def _with_text_keys(value: Any) -> Any:
+    """Return a free-form value whose maps have keys that JSON can write."""
+    if isinstance(value, dict):
+        return {_text_key(key): _with_text_keys(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_text_keys(item) for item in value]
+    return value
+
+
+def _text_key(key: Any) -> Any:
+    return msgspec.json.encode(key).decode() if key is None or isinstance(key, bool) else key
 
 
 def _number(text: str, highest: int) -> int:
@@ -443,21 +465,22 @@ def _number(text: str, highest: int) -> int:
 _NO_TRANSCRIPT = Transcript(tokens=b"", mask=b"", logprobs=b"", spans=(), turns=())
 
 
-def _readable(transcript: Transcript | None) -> tuple[Transcript, str]:
+def _readable(transcript: Transcript | None) -> Transcript:
+    """Return the token record, or an empty one in the place of one that breaks its invariants."""
     if transcript is None:
-        return _NO_TRANSCRIPT, ""
+        return _NO_TRANSCRIPT
     try:
         check(transcript)
-    except (TranscriptError, ValueError) as error:
-        return _NO_TRANSCRIPT, f"transcript left out: {error}"
-    return transcript, ""
+    except TranscriptError:
+        return _NO_TRANSCRIPT
+    return transcript
 
 
-def _outcome(trajectory: Trajectory, complaint: str) -> Row:
+def _outcome(trajectory: Trajectory) -> Row:
     """Return outcome, reward, success, truncated, components, failure_kind, boundary, cause."""
     match trajectory.outcome:
         case Completed() as done:
-            return ("completed", done.reward, done.success, done.truncated, done.components, "", "", complaint)
+            return ("completed", done.reward, done.success, done.truncated, done.components, "", "", "")
         case Failed() as failed:
             return ("failed", 0.0, 0.0, 0, {}, failed.kind.value, failed.boundary.value, failed.cause)
         case Cancelled() as cancelled:
@@ -484,9 +507,9 @@ def _turn_rows(task: Task, transcript: Transcript, record: Record) -> list[Row]:
                 turn.finish,
                 max((span.version for span in spans), default=0),
                 spans[0].sampling.temperature if spans else 0.0,
-                turn.began_ms,
-                turn.generated_ms,
-                turn.ended_ms,
+                _when(turn.began_ms),
+                _when(turn.generated_ms),
+                _when(turn.ended_ms),
                 ids[part].tolist(),
                 mask[part].tolist(),
                 logprobs[part].tolist(),

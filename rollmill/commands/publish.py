@@ -16,8 +16,7 @@ from producers.publish import publish_source
 from rollmill import output
 from schemas.control import RunManifest
 from schemas.messages import TASK_RANGES
-from schemas.task_flaws import SAMPLING_RANGES
-from schemas.transcript import Sampling
+from schemas.transcript import SAMPLING_RANGES, Sampling
 from stages.handlers.registry import families
 
 # What a stage would refuse is refused here, and the help says so. The producer asks again: NaN passes every range.

@@ -12,7 +12,8 @@ import math
 from infra.errors import Failure, boundary
 from infra.stage import Done
 from schemas.messages import Rollout, Trajectory
-from schemas.outcome import Boundary, Completed, FailureKind
+from schemas.outcome import Boundary, Completed, FailureKind, grade_flaw
+from schemas.transcript import TranscriptError, check
 from stages.handlers.base import Grade
 from stages.handlers.registry import handler
 
@@ -25,8 +26,12 @@ async def grade(rollout: Rollout, grader: str | None = None) -> Done[Trajectory]
         grader: family whose grader is asked; the task's own unless given.
 
     Raises:
-        Failure: the family is unknown, or its grader raises.
+        Failure: the token record cannot be used, the family is unknown, or its grader raises.
     """
+    try:
+        check(rollout.transcript)  # RUN did, but whoever wrote the record need not have been RUN
+    except TranscriptError as error:
+        raise Failure(FailureKind.ENGINE, Boundary.TRANSCRIPT, str(error)) from error
     family = handler(grader or rollout.task.family)
     with boundary(Boundary.HANDLER_GRADE, FailureKind.HANDLER):
         given = await asyncio.to_thread(family.grade, rollout, rollout.verdict)
@@ -50,18 +55,10 @@ def _completed(given: Grade, *, turns: int, truncated: bool) -> Completed:
     components = {name: float(value) for name, value in given.components.items()}
     reward, success = math.fsum(components.values()), float(given.success)
     turn_rewards = tuple(float(value) for value in given.turn_rewards)
-    of_turns = {f"the reward of turn {number}": value for number, value in enumerate(turn_rewards)}
-    for name, value in {**components, **of_turns, "the sum": reward, "success": success}.items():
-        if not math.isfinite(value):
-            raise Failure(FailureKind.HANDLER, Boundary.HANDLER_GRADE, f"{name} is {value}, not a finite number")
-    if not 0.0 <= success <= 1.0:
-        raise Failure(FailureKind.HANDLER, Boundary.HANDLER_GRADE, f"success is {success}, outside [0, 1]")
-    if turn_rewards and len(turn_rewards) != turns:
-        raise Failure(
-            FailureKind.HANDLER,
-            Boundary.HANDLER_GRADE,
-            f"{len(turn_rewards)} process rewards for {turns} turns: give one for each turn, or none",
-        )
-    return Completed(
+    done = Completed(
         components=components, reward=reward, success=success, truncated=truncated, turn_rewards=turn_rewards
     )
+    wrong = grade_flaw(done, turns)
+    if wrong is not None:
+        raise Failure(FailureKind.HANDLER, Boundary.HANDLER_GRADE, wrong)
+    return done

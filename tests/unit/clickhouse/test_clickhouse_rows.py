@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from infra.bus import Record
 from infra.clickhouse import rows
@@ -12,8 +13,8 @@ from infra.clickhouse.rows import TABLES, RowError
 from infra.clickhouse.streams import STREAMS
 from infra.wire import Received
 from schemas import topics
-from schemas.codec import encode
-from schemas.messages import Trajectory
+from schemas.codec import decode, encode
+from schemas.messages import MAX_TIME_MS, Task, Trajectory
 from schemas.outcome import Completed
 from tests.golden.samples import NOW_MS, SAMPLES, TASK, TRANSCRIPT
 from tests.strategies import messages, transcripts
@@ -94,14 +95,37 @@ def test_a_turn_knows_its_version_and_where_sampling_began():
 
 
 def test_a_broken_transcript_does_not_hide_the_outcome():
-    """The arbiter accepts the record, so the table must show it; the complaint is kept."""
+    """The arbiter accepts the record as failed, so the table must show it as that, with the reason."""
     broken = msgspec.structs.replace(TRANSCRIPT, mask=b"\x01")
     message = Trajectory(task=TASK, outcome=DONE, transcript=broken, stage="eval")
-    found = rows.trajectory_rows(received(message))
+    found = rows.trajectory_rows(received(decode(encode(message), Trajectory)))
     (row,) = as_dicts(found, rows.TRAJECTORIES)
-    assert (row["outcome"], row["reward"], row["turns"]) == ("completed", 1.0, 0)
+    assert (row["outcome"], row["failure_kind"], row["reward"], row["turns"]) == ("failed", "engine", 0.0, 0)
     assert "differ in length" in row["cause"]
     assert "turns" not in found
+
+
+@settings(deadline=None, max_examples=200)
+@given(message=messages(Task, Trajectory), stamp=st.integers(-(2**63), 2**63 - 1))
+def test_a_task_or_terminal_record_that_decodes_always_has_rows(message, stamp):
+    """What trainer and reaper count the table must show: no clock, payload or verdict keeps it out."""
+    raw = encode(message)
+    record = Record("tasks" if isinstance(message, Task) else "trajectories", 2, 7, stamp, None, raw)
+    decoded = Received(record, decode(raw, Task, Trajectory), raw)
+
+    assert rows.task_rows(decoded) if isinstance(message, Task) else rows.trajectory_rows(decoded)
+
+
+def test_turns_of_a_mad_clock_and_a_verdict_that_json_has_not_are_written_as_they_can_be():
+    """Both are for people; the outcome counts."""
+    turns = tuple(msgspec.structs.replace(turn, began_ms=-5, ended_ms=10**18) for turn in TRANSCRIPT.turns)
+    transcript = msgspec.structs.replace(TRANSCRIPT, turns=turns)
+    verdict = {"by": {None: 1, True: [{False: 2}], "x": b"y"}}
+    message = Trajectory(task=TASK, outcome=DONE, transcript=transcript, verdict=verdict, stage="eval")
+    (row,) = as_dicts(rows.trajectory_rows(received(message)), rows.TRAJECTORIES)
+
+    assert ("completed", 0, MAX_TIME_MS) == (row["outcome"], row["began_at"], row["ended_at"])
+    assert row["verdict"] == '{"by":{"null":1,"true":[{"false":2}],"x":"eQ=="}}'
 
 
 @pytest.mark.parametrize(("name", "value"), [("sample", -1), ("sample", 2**32), ("seed", -5), ("start_by_ms", 10**18)])

@@ -9,6 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from schemas.transcript import (
+    Sampling,
     Transcript,
     TranscriptError,
     as_builtins,
@@ -179,3 +180,34 @@ def test_a_transcript_can_be_shown_as_plain_lists():
     assert shown["mask"] == [0, 0, 0, 1, 1, 1, 0, 1, 1]
     assert shown["logprobs"][4] == -1.25
     assert shown["turns"][1]["action"] == "no action in the text"
+
+
+@pytest.mark.parametrize("value", [0.5, 30.0, float("inf"), float("nan")])
+def test_a_logprob_that_is_none_is_caught(value):
+    """No probability is above 1, and whoever trains on NaN has no weights left."""
+    logprobs = TRANSCRIPT.logprob_array.copy()
+    logprobs[3] = value
+    with pytest.raises(TranscriptError, match="a log-prob is"):
+        check(changed(TRANSCRIPT, logprobs=pack_logprobs(logprobs)))
+
+
+def test_a_logprob_that_an_engine_rounded_up_passes():
+    """The logarithm of a sum in 16 bits may come out a little above 0."""
+    logprobs = TRANSCRIPT.logprob_array.copy()
+    logprobs[3] = 0.002
+    check(changed(TRANSCRIPT, logprobs=pack_logprobs(logprobs)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"version": -1}, "names version -1"),
+        ({"version": 2**63}, "names version"),
+        ({"sampling": Sampling(temperature=float("nan"))}, "sampling.temperature is nan"),
+        ({"sampling": Sampling(top_p=0.0)}, "sampling.top_p is 0.0"),
+    ],
+)
+def test_a_span_that_nothing_can_have_sampled_is_caught(fields, says):
+    """By weights that have no number, or from a distribution that is none."""
+    with pytest.raises(TranscriptError, match=says):
+        check(changed(TRANSCRIPT, spans=with_item(TRANSCRIPT.spans, 0, **fields)))

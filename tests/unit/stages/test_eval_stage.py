@@ -10,13 +10,12 @@ import pytest
 from infra.errors import Failure
 from schemas.messages import Rollout
 from schemas.outcome import Boundary, Completed, FailureKind, StopReason
-from schemas.transcript import Transcript, Turn
+from schemas.transcript import Transcript
 from stages.eval.stage import grade
+from tests.golden.samples import TRANSCRIPT
 from tests.logs import make_task
 
 EMPTY = Transcript(tokens=b"", mask=b"", logprobs=b"", spans=(), turns=())
-TURN = Turn(start=0, sampled=1, stop=1, valid=False, action="", finish="stop", began_ms=0, generated_ms=0, ended_ms=0)
-TWO_TURNS = msgspec.structs.replace(EMPTY, turns=(TURN, TURN))
 
 pytestmark = pytest.mark.usefixtures("families")
 
@@ -101,7 +100,7 @@ async def test_a_grade_that_is_no_finite_number_is_the_graders_failure(payload, 
 
 async def test_process_rewards_stand_beside_the_reward_one_per_turn():
     """They say which turn was good; the shaped reward stays the sum of the components."""
-    given = rollout({"turn_rewards": [0, 0.5]}, transcript=TWO_TURNS)
+    given = rollout({"turn_rewards": [0, 0.5]}, transcript=TRANSCRIPT)
 
     outcome = (await grade(given)).message.outcome
 
@@ -124,3 +123,11 @@ async def test_an_unknown_family_names_the_known_ones():
 
     assert (FailureKind.INVALID_TASK, "known: ") == (failed.kind, failed.cause[failed.cause.index("known: ") :][:7])
     assert "keydoor" in failed.cause
+
+
+async def test_a_token_record_that_cannot_be_used_is_no_graders_matter():
+    """The rollout is made again: every reader of its outcome would take it for failed."""
+    failed = await failure(rollout(transcript=msgspec.structs.replace(TRANSCRIPT, mask=b"\x01")))
+
+    assert (FailureKind.ENGINE, Boundary.TRANSCRIPT) == (failed.kind, failed.boundary)
+    assert "differ in length" in failed.cause

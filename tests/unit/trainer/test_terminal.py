@@ -5,10 +5,11 @@ import pytest
 
 from infra.bus import Record
 from infra.wire import Received
-from schemas.codec import encode
+from schemas.codec import decode, encode
+from schemas.messages import Trajectory
 from tests.golden.samples import SAMPLES
 from trainer.config import Overlong
-from trainer.terminal import UnusableReward, terminal
+from trainer.terminal import terminal
 
 GRADED = SAMPLES["rollmill.trajectory"]
 """Two turns with process rewards 1/4 and 0, five sampled tokens, reward -1/2."""
@@ -51,15 +52,11 @@ def test_an_outcome_without_a_grade_has_nothing_to_add():
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"reward": math.nan}, "reward nan"),
-        ({"success": math.inf}, "success inf"),
-        ({"turn_rewards": (0.0, -math.inf)}, "process rewards .*-inf"),
-        ({"turn_rewards": (1.0,)}, "1 process rewards for 2 turns"),
-    ],
+    "changes", [{"reward": math.nan}, {"success": math.inf}, {"success": 2.0}, {"turn_rewards": (1.0,)}]
 )
-def test_a_grade_that_cannot_be_used_is_refused_and_its_family_named(changes, says):
-    """Whoever wrote the record was no EVAL stage of ours: that would have refused it."""
-    with pytest.raises(UnusableReward, match=f"{says}.*family 'keydoor'"):
-        terminal(graded(**changes), None)
+def test_a_grade_that_cannot_count_is_a_failed_sibling_to_the_trainer(changes):
+    """It ends its sample, whoever wrote it, and neither trains nor stops anything."""
+    raw = encode(graded(**changes).message)
+    record = Record(topic="trajectories", partition=0, offset=7, timestamp_ms=0, key=None, value=raw)
+
+    assert not terminal(Received(record, decode(raw, Trajectory), raw), None).completed
