@@ -190,6 +190,8 @@ def _older(new: Control, known: Control | None) -> bool:
         case RunManifest(), RunManifest():
             return True
         case Breaker(), Breaker():
-            return (new.open_ms, new.at_ms) < (known.open_ms, known.at_ms)
+            # Earlier and with no more open time: a late record. A worker whose clock was set back has more open time
+            # by then; one that begins again under the name of another counts from zero, at a later time.
+            return new.at_ms < known.at_ms and new.open_ms <= known.open_ms
         case _:
             return False

@@ -2,8 +2,10 @@
 
 It may have killed the workers that started it (memory, a crash in native code), or only have been in flight when
 something else did. Alone it can kill nothing but its own process; only that death is counted, and the second one ends
-the sample as failed and puts the record into `dead`. A child that could not begin its work, or found the log away, says
-nothing against its record: the worker ends, as it would itself. The child does all of the work, events and output
+the sample as failed and puts the record into `dead`. A child that did not begin its work, or found the log away, says
+nothing against its record: the worker ends, as it would itself. It says when it begins (`tell_begun`), through a pipe
+that its death cannot take back: whatever ended it before that, a module that is gone, a disk that is full, a system
+without memory, was not the record. The child does all of the work, events and output
 included, and keeps the limits of the record; the worker here only waits, a little longer than these, since a child that
 hangs in native code keeps no limit. It does not know what the work is: the child is the stage's own command with
 `--only TOPIC:PARTITION:OFFSET`.
@@ -51,9 +53,12 @@ Each of these has a limit of its own; together they take less."""
 CHILDREN = 2
 """Most such processes of one worker at once: each loads what the stage loads."""
 
+BEGUN = "ROLLMILL_BEGUN_FD"
+"""Names the descriptor, in the child's environment, that it writes a byte to when it begins its work."""
+
 Alone = Callable[[Record, float], Awaitable[int]]
 """Runs a record in a process of its own, at most so many seconds, and returns its exit code: a negative number for a
-signal, OVERDUE if it did not end."""
+signal, OVERDUE if it did not end; NOT_BEGUN instead of all of them if it had not begun its work."""
 
 
 def isolation(alone: Alone | None, outage_s: float = 0.0) -> Middleware:
@@ -125,18 +130,54 @@ class ChildProcess:
         """Run one record. A child that does not end in time is killed, and so is that of a cancelled call."""
         place = f"{record.topic}:{record.partition}:{record.offset}"
         async with self._slots:
-            child = await asyncio.create_subprocess_exec(
+            reader, writer = os.pipe()
+            os.set_blocking(reader, False)
+            try:
+                child = await self._start(place, writer)
+                code = await _ended(child, limit_s)
+                return code if code in (0, LOG_AWAY) or _has_begun(reader) else NOT_BEGUN
+            finally:
+                os.close(reader)
+
+    async def _start(self, place: str, writer: int) -> asyncio.subprocess.Process:
+        try:
+            return await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", str(Path(leash.__file__)), str(os.getpid())),
                 *(sys.executable, *self._command, "--only", place),
                 stdin=asyncio.subprocess.DEVNULL,
+                env={**os.environ, BEGUN: str(writer)},
+                pass_fds=(writer,),
             )
-            try:
-                async with asyncio.timeout(limit_s):  # from its start on: to wait for a place is not its fault
-                    return await child.wait()
-            except TimeoutError:
-                return OVERDUE
-            finally:
-                if child.returncode is None:
-                    with suppress(ProcessLookupError):
-                        child.kill()
-                    await child.wait()
+        finally:
+            os.close(writer)
+
+
+async def _ended(child: asyncio.subprocess.Process, limit_s: float) -> int:
+    """Return how a child ended; it is gone whichever way this is left."""
+    try:
+        async with asyncio.timeout(limit_s):  # from its start on: to wait for a place is not its fault
+            return await child.wait()
+    except TimeoutError:
+        return OVERDUE
+    finally:
+        if child.returncode is None:
+            with suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
+
+
+def tell_begun() -> None:
+    """Say to the worker that started this process that its record is taken up now; without one, say nothing."""
+    descriptor = os.environ.pop(BEGUN, "")
+    if descriptor.isdigit():
+        # A worker that is gone reads no more; then nobody counts.
+        with suppress(OSError):
+            os.write(int(descriptor), b"1")
+            os.close(int(descriptor))
+
+
+def _has_begun(reader: int) -> bool:
+    try:
+        return bool(os.read(reader, 1))
+    except BlockingIOError:  # something that the child left behind holds the other end
+        return False

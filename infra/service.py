@@ -10,6 +10,7 @@ import asyncio
 import gc
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -28,9 +29,17 @@ INTERRUPTED = 130
 """Exit code of a process that Ctrl-C ended, as shells have it."""
 
 
+_LIFE = secrets.token_hex(2)
+"""Tells this process from any other that has its number on a host of its name."""
+
+
 def worker_name(service: str) -> str:
-    """Return this process's name in events and records."""
-    return f"{service}-{os.getpid()}@{socket.gethostname()}"
+    """Return this process's name in events and records.
+
+    It is no other process's: in a container that is started again host and process number are those of before, and
+    what the new one writes to `control` must not take the place of what the old one said.
+    """
+    return f"{service}-{os.getpid()}.{_LIFE}@{socket.gethostname()}"
 
 
 def set_up_logging(level: str = "INFO") -> None:

@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from infra.bus import Bus, TopicPartition
+from infra.bus import Bus, Record, TopicPartition
 from infra.cancellation import Cancellation
 from infra.clock import Clock
 from infra.errors import ConfigError, Failure, TooLarge
@@ -173,8 +173,13 @@ class Member:
         """Work until stopped or cancelled; ends with the error of a reader of `control` that breaks."""
         await self._reported(self._worker.run)
 
-    async def run_only(self, tp: TopicPartition, offset: int) -> None:
+    async def run_only(self, tp: TopicPartition, offset: int, *, begun: Callable[[], None] = lambda: None) -> None:
         """Work on one record, in no group; what follows from it is published, and nothing is committed.
+
+        Args:
+            tp: where the record lies.
+            offset: and at which offset.
+            begun: called when the record is taken up; what goes wrong before has nothing to do with it.
 
         Raises:
             ConfigError: the stage does not read that topic, or the record is not in the log.
@@ -183,7 +188,11 @@ class Member:
         if tp.topic not in self._sources:
             raise ConfigError(f"this stage reads {', '.join(self._sources)}, so it cannot work on {tp.topic}")
         async for record in read_between(self._bus, self._clock, {tp: offset}, {tp: offset + 1}):
-            await self._reported(partial(self._worker.work_on, record))
+            await self._reported(partial(self._work_on, record, begun))
+
+    async def _work_on(self, record: Record, begun: Callable[[], None]) -> None:
+        begun()
+        await self._worker.work_on(record)
 
     def _gauges(self) -> dict[str, float]:
         return {"in_flight": self._worker.in_flight, "in_flight_bytes": self._worker.in_flight_bytes}

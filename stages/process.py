@@ -20,7 +20,7 @@ from infra.clock import Clock, SystemClock
 from infra.config import Config, StageConfig, load
 from infra.connect import connected
 from infra.guard import Guards
-from infra.isolation import CODES, Alone, ChildProcess
+from infra.isolation import CODES, Alone, ChildProcess, tell_begun
 from infra.service import run_service, set_up_logging, until_stopped, worker_name
 from infra.stage import In, Member, Out, Outages, Stage
 from infra.wire import Publisher
@@ -91,7 +91,7 @@ def stage_command(name: str, make: MakeMember) -> click.Command:
                     if only is None:
                         await until_stopped(member.run(), member.stop)
                     else:
-                        await until_stopped(member.run_only(*only))
+                        await until_stopped(member.run_only(*only, begun=tell_begun))
 
         raise SystemExit(run_service(main, codes={} if only is None else CODES))
 

@@ -65,12 +65,18 @@ async def view_of(bus):
         ("cursor/r", [Cursor(run="r", admitted=4), Cursor(run="r", admitted=5)], 1),
         ("run/r", [RunManifest(run="r", seed=1, samples=1), RunManifest(run="r", seed=2, samples=1)], 0),
         ("feeder/r", [FeederStarted(run="r", feeder=name, source="s") for name in ("b", "a")], 1),
-        ("breaker/policy/a/run/w", [breaker(5, 10), breaker(4, 11)], 0),
+        ("breaker/policy/a/run/w", [breaker(5, 10), breaker(4, 9)], 0),
+        ("breaker/policy/a/run/w", [breaker(5, 10), breaker(5, 9, open=False)], 0),
+        ("breaker/policy/a/run/w", [breaker(5, 10), breaker(6, 9)], 1),
+        ("breaker/policy/a/run/w", [breaker(5, 10), breaker(0, 11)], 1),
         ("breaker/policy/a/run/w", [breaker(5, 10), breaker(5, 12, open=False)], 1),
     ],
 )
 async def test_a_record_that_says_less_is_ignored(bus, key, records, latest):
-    """A lower epoch or a smaller number changes nothing, wherever it lies in the log."""
+    """A lower epoch or a smaller number changes nothing, wherever it lies in the log.
+
+    Of a breaker neither number alone would do: clocks are set back, and a worker that begins again counts from zero.
+    """
     await say(bus, *records)
     view = await view_of(bus)
 

@@ -23,7 +23,9 @@ TASK = make_task(budgets=Budgets(init_s=10.0, run_s=20.0, eval_s=30.0))
 RECORD = Record("tasks", 0, 5, 1000, None, b"")
 PATIENCE_S = 60.0
 """Far more than a child of these tests needs to start, seconds."""
-HANGS = "import re; re.match('(a+)+$', 'a' * 64 + 'b')"
+BEGINS = "from infra.isolation import tell_begun; tell_begun(); "
+"""What a stage's process says once it has all that it needs."""
+HANGS = f"{BEGINS}import re; re.match('(a+)+$', 'a' * 64 + 'b')"
 """A program that stays in native code and keeps the interpreter's lock: none of its own timers runs."""
 
 
@@ -94,7 +96,10 @@ def test_a_process_tells_by_its_code_what_kept_it_from_its_work(error, code):
 
 async def test_a_process_that_hangs_in_native_code_is_killed():
     """It would hold its slot for ever, and no commit of its partition would pass it."""
-    assert OVERDUE == await asyncio.wait_for(ChildProcess(["-c", HANGS])(RECORD, 0.5), PATIENCE_S)
+    for limit_s in (0.5, 5.0, 50.0):  # on a busy machine it may not have begun in the first of them
+        if await asyncio.wait_for(ChildProcess(["-c", HANGS])(RECORD, limit_s), PATIENCE_S) == OVERDUE:
+            return
+    raise AssertionError("it was not killed by its limit")
 
 
 async def test_a_wait_for_a_place_is_not_counted_against_a_record():
@@ -109,12 +114,32 @@ async def test_a_wait_for_a_place_is_not_counted_against_a_record():
     await asyncio.gather(*others, return_exceptions=True)
 
     assert not ended
-    assert OVERDUE == await asyncio.wait_for(waiting, PATIENCE_S)
+    assert NOT_BEGUN == await asyncio.wait_for(waiting, PATIENCE_S)  # no time to begin in
 
 
 async def test_a_process_that_ends_in_time_gives_its_code():
     """A signal as a negative number."""
-    ends = ChildProcess(["-c", "import sys; sys.exit(7)"])
-    dies = ChildProcess(["-c", "import os; os.kill(os.getpid(), 9)"])
+    ends = ChildProcess(["-c", f"{BEGINS}import sys; sys.exit(7)"])
+    dies = ChildProcess(["-c", f"{BEGINS}import os; os.kill(os.getpid(), 9)"])
 
     assert (7, -9) == (await ends(RECORD, PATIENCE_S), await dies(RECORD, PATIENCE_S))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import there_is_no_such_module",
+        "raise OSError(28, 'No space left on device')",
+        "import os; os.kill(os.getpid(), 9)",
+        "import sys; sys.exit(2)",
+    ],
+)
+async def test_what_ends_a_process_before_it_takes_up_its_record_is_no_death(program):
+    """A module that is gone, a full disk, a system without memory: it would have ended any other record's as well."""
+    assert NOT_BEGUN == await ChildProcess(["-c", program])(RECORD, PATIENCE_S)
+
+
+@pytest.mark.parametrize(("program", "code"), [("", 0), (f"import sys; sys.exit({LOG_AWAY})", LOG_AWAY)])
+async def test_a_process_that_says_what_happened_is_believed_whether_it_began_or_not(program, code):
+    """It was asked to stop, or the log was away when it looked for its record."""
+    assert code == await ChildProcess(["-c", program])(RECORD, PATIENCE_S)
