@@ -1,7 +1,8 @@
 """The command line: `rollmill COMMAND`. Thin: each command is a module of `rollmill/commands`, loaded when called.
 
 A command that gives a result takes `--json` and then prints one JSON object last on standard output; one that serves
-runs until it is stopped. Errors go to standard error and say what was tried, what was found and what to do. Exit codes:
+runs until it is stopped. Errors go to standard error and say what was tried, what was found and what to do; with
+`--json` the object on standard output is then `{"error": {"kind": ..., "message": ..., "exit_code": ...}}`. Exit codes:
 0 done, 1 it did not work, 2 the call was wrong, 3 `train` found the model unfit to be trained, 130 interrupted.
 """
 
@@ -9,12 +10,17 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
+from collections.abc import Sequence
+from typing import NoReturn
 
 import click
 
+from infra.arguments import require_text
 from infra.errors import RollmillError
 from infra.service import INTERRUPTED
+from rollmill.json_line import error_line
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("demo", "Watch a policy learn through the whole system on this machine."),
@@ -79,20 +85,39 @@ def cli() -> None:
     """Rollout-as-a-service for reinforcement learning of multi-turn LLM agents, on a durable log."""
 
 
-def main() -> None:
-    """Run the command line and exit with its code."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its code.
+
+    Args:
+        arguments: the call, without the program's name; that of this process unless given.
+    """
     # Each failed reconnect would write a line; what matters comes as an error of ours.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    as_json = "--json" in (given[: given.index("--")] if "--" in given else given)
     try:
-        cli.main(standalone_mode=False)
+        require_text(given, os.environ)
+        cli.main(given, standalone_mode=False)
     except click.ClickException as error:
         error.show()
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        sys.exit(INTERRUPTED)
+        _fail(error, error.format_message(), error.exit_code, as_json=as_json)
+    except (click.Abort, KeyboardInterrupt) as error:
+        _fail(error, "interrupted", INTERRUPTED, as_json=as_json)
     except RollmillError as error:
         click.echo(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
+        _fail(error, str(error), error.exit_code, as_json=as_json)
     except OSError as error:  # a full disk, a read-only folder: nobody's bug
-        click.echo(f"error: {error.strerror or error}: {error.filename or ''}".rstrip(": "), err=True)
-        sys.exit(1)
+        text = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
+        click.echo(f"error: {text}", err=True)
+        _fail(error, text, 1, as_json=as_json)
+    except Exception as error:  # a bug: whoever reads standard output is told too, and the trace says the rest
+        if as_json:
+            click.echo(error_line(error, repr(error), 1))
+        raise
+
+
+def _fail(error: BaseException, text: str, code: int, *, as_json: bool) -> NoReturn:
+    """Exit; a program that asked for JSON gets an object, as it would of a result."""
+    if as_json:
+        click.echo(error_line(error, text, code))
+    sys.exit(code)

@@ -7,7 +7,6 @@ to standard error. No command is known here.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
 from pathlib import Path
@@ -19,7 +18,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from infra import plain_text
+from infra.arguments import FilePath
 from infra.config import load
+from rollmill.json_line import json_line
 from rollmill.paths import CONFIG_NAME, DATA_DIR
 from trainer import presets
 
@@ -37,7 +38,9 @@ visible = plain_text.visible
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--json` to a command."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object last.")(command)
+    return click.option(
+        "--json", "as_json", is_flag=True, help="Print one JSON object last; of an error, what it says."
+    )(command)
 
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,7 +73,7 @@ def _settings(help_: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return click.option(
             "--config",
             "config_path",
-            type=click.Path(path_type=Path),
+            type=FilePath(),
             envvar="ROLLMILL_CONFIG",
             help="TOML file with settings; without it the services that `rollmill up` started here are used.",
         )(command)
@@ -99,7 +102,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 def print_result(result: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any]], None]) -> None:
     """Print a result: as one JSON line, or as `show` does."""
     if as_json:
-        click.echo(json.dumps(result, default=str))
+        click.echo(json_line(result))
     else:
         show(result)
 

@@ -10,18 +10,33 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from typing import Any
 
 import msgpack
 
-RUN_NAME = r"^[A-Za-z0-9._-]{1,100}$"
-"""What a run may be called: its name is part of keys, paths and addresses."""
+RUN_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}"
+"""What a run may be called: its name is part of keys, paths and addresses, and an argument of commands."""
+
+SHOWN_CHARS = 60
+"""So many characters of a name that is none are shown."""
 
 GROUP_ID_CHARS = 20
 """Length of a group id: 100 bits, so that a million runs of a million groups do not collide."""
 
 SEED_BITS = 63
 """Seeds fit a signed 64-bit integer in every language."""
+
+
+def run_name(text: str) -> str:
+    """Return the text if a run may be called so; the one place that says so. Raises ValueError."""
+    if not re.fullmatch(RUN_NAME, text):
+        shown = repr(text) if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]!r}... ({len(text)} characters)"
+        raise ValueError(
+            f"{shown} is no name for a run: it begins with a letter, a digit or `_`, goes on with these, `.` and `-`, "
+            "and has at most 100 characters"
+        )
+    return text
 
 
 def canonical(payload: Any) -> bytes:

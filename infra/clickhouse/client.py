@@ -102,8 +102,13 @@ FAILURES = (ClickHouseError, aiohttp.ClientError, TimeoutError, OSError)
 """What a call of the client library raises when ClickHouse refuses or is away."""
 
 
-async def connect(address: Address, *, database: str | None = None) -> AsyncClient:
-    """Return a client of the address; an empty *database* means the server's own default.
+async def connect(address: Address, *, database: str | None = None, answer_s: float = ANSWER_S) -> AsyncClient:
+    """Return a client of the address.
+
+    Args:
+        address: where ClickHouse is.
+        database: the current one; empty for the server's own default.
+        answer_s: longest wait for one answer, seconds.
 
     Raises:
         StoreError: nothing answers there, or it refuses.
@@ -118,7 +123,7 @@ async def connect(address: Address, *, database: str | None = None) -> AsyncClie
             database=(address.database if database is None else database) or "__default__",
             compress=not address.local,
             connect_timeout=CONNECT_S,
-            send_receive_timeout=ANSWER_S,
+            send_receive_timeout=answer_s,
         )
     except FAILURES as error:
         raise explained(error, f"connecting to ClickHouse at {address}") from error

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Generator
 
 from infra.clickhouse.local_server.engine import Connection, Result
-from infra.clickhouse.local_server.errors import READONLY, refusal
+from infra.clickhouse.local_server.errors import BAD_ARGUMENTS, READONLY, refusal
 from infra.clickhouse.local_server.request import HttpQuery
 from infra.clickhouse.local_server.sessions import Session
 from infra.clickhouse.local_server.statement import Insert, Query, Statement
@@ -32,19 +32,25 @@ STREAMED = frozenset(
 EARLY_BLOCKS = 2
 """Blocks computed before the answer begins, so that an error in them still has its HTTP status."""
 
+WRITES, READS_ALONE, READS_AND_SETS = "0", "1", "2"
+"""Levels of the setting `readonly`: anything goes, only what reads, and what reads or changes settings."""
+
 
 class Execution:
     """The run of one statement."""
 
-    def __init__(self, session: Session, query: HttpQuery, statement: Statement, tag: str, *, read_only: bool) -> None:
+    def __init__(self, session: Session, query: HttpQuery, statement: Statement, tag: str, *, get: bool) -> None:
         self._session = session
         self._query = query
         self._statement = statement
-        self._read_only = read_only
+        self._read_only = _read_only(query.settings.get("readonly", WRITES), get=get)
         self._blocks: Generator[bytes, None, None] | None = None
         # A SET must last, so nothing is put back after it; USE likewise.
-        self._lasting = isinstance(statement, Query) and statement.keyword in {b"SET", b"USE"}
-        self._settings = {} if self._lasting else {**query.settings, "log_comment": tag}
+        self._keyword = statement.keyword if isinstance(statement, Query) else b"INSERT"
+        self._lasting = self._keyword in {b"SET", b"USE"}
+        # `readonly` cannot be put back on a connection, so it never is among what is put back.
+        settings = {name: value for name, value in query.settings.items() if name != "readonly"}
+        self._settings = {} if self._lasting else {**settings, "log_comment": tag}
         self.summary = Result()
         self.finished = True
         self.format = (statement.format if isinstance(statement, Query) else None) or query.default_format
@@ -56,14 +62,14 @@ class Execution:
             ServerError: the engine refused it.
         """
         connection = self._session.prepare(self._query.database, self._settings)
-        if self._read_only:
+        if self._read_only != WRITES:
             self._forbid_changes(connection)
         if isinstance(self._statement, Insert):
             connection.set({f"param_{name}": value for name, value in self._query.parameters.items()})
             self.summary = connection.insert(self._statement.head, self._statement.format, self._statement.data)
             return []
         sql = self._statement.text
-        if self._query.buffered or self._statement.keyword != b"SELECT" or self.format not in STREAMED:
+        if self._query.buffered or self._keyword != b"SELECT" or self.format not in STREAMED:
             self.summary = connection.query(sql, self.format, self._query.parameters)
             return [self.summary.data]
         self._blocks = connection.stream(sql, self.format, self._query.parameters)
@@ -89,9 +95,21 @@ class Execution:
             self._session.restore(self._query.database, self._settings)
 
     def _forbid_changes(self, connection: Connection) -> None:
-        """Keep a GET from changing anything, as the real server does."""
-        if not (isinstance(self._statement, Query) and (self._statement.reads or self._lasting)):
-            raise refusal(READONLY, "Cannot execute query in readonly mode: over HTTP, GET implies readonly; use POST")
+        """Keep a GET, or a request that says `readonly`, from changing anything, as the real server does."""
+        reads = isinstance(self._statement, Query) and self._statement.reads
+        # What USE and SET change ends with the request, or is the named session's own; 1 forbids SET all the same.
+        harmless = self._lasting and not (self._keyword == b"SET" and self._read_only == READS_ALONE)
+        if not (reads or harmless):
+            raise refusal(
+                READONLY, "Cannot execute query in readonly mode: it is set, or implied by GET; POST without it writes"
+            )
         if not self._query.session_id:
             # It cannot be taken back on a connection, so a named session has only the check above.
-            connection.set({"readonly": "2"})
+            connection.set({"readonly": self._read_only})
+
+
+def _read_only(asked: str, *, get: bool) -> str:
+    """Return the level of `readonly` of a request: what it asks for, and of a GET at least that settings may change."""
+    if asked not in {WRITES, READS_ALONE, READS_AND_SETS}:
+        raise refusal(BAD_ARGUMENTS, f"readonly={asked!r}: 0, 1 or 2")
+    return READS_AND_SETS if get and asked == WRITES else asked

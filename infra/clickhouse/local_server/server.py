@@ -153,7 +153,7 @@ class LocalServer:
         session = self._sessions.take(query.session_id, must_exist=query.session_must_exist)
         # Ids of clients may repeat; a kill must reach this query alone.
         tag = f"{query_id} {secrets.token_hex(4)}"
-        execution = Execution(session, query, statement, tag, read_only=request.method == "GET")
+        execution = Execution(session, query, statement, tag, get=request.method == "GET")
         call = _Call(query, query_id, tag, isinstance(statement, Query) and statement.reads, execution)
         self._running.add(tag)
         try:

@@ -113,6 +113,35 @@ async def test_a_get_changes_nothing(http):
         assert (headers["X-ClickHouse-Exception-Code"], status == 200) == ("164", False)
 
 
+@pytest.mark.parametrize("session", [{}, {"session_id": "reading"}], ids=["alone", "session"])
+async def test_a_request_that_says_readonly_changes_nothing(http, session):
+    """Neither data nor settings, whatever the statement says of itself; and it reads as ever."""
+    await ask(http, "CREATE OR REPLACE TABLE kept (a UInt8) ENGINE = MergeTree ORDER BY a")
+    await ask(http, "INSERT INTO kept VALUES (1)")
+    reading = {"readonly": "1", **session}
+    for sql in (
+        "DROP TABLE kept", "INSERT INTO kept VALUES (2)", "INSERT INTO kept SELECT 2", "TRUNCATE TABLE kept",
+        "ALTER TABLE kept DELETE WHERE 1", "CREATE TEMPORARY TABLE t (a UInt8)", "SET readonly = 0",
+        "KILL QUERY WHERE 1", "BACKUP TABLE kept TO File('kept')",
+    ):  # fmt: skip
+        status, headers, _ = await ask(http, sql, **reading)
+        assert (headers["X-ClickHouse-Exception-Code"], status == 200) == ("164", False), sql
+    assert (await ask(http, "SELECT {x:UInt8} + a FROM kept", param_x="1", **reading))[2] == b"2\n"
+
+    assert (await ask(http, "SELECT count() FROM kept", **session))[2] == b"1\n"
+
+
+async def test_readonly_holds_for_settings_as_its_level_says(http):
+    """1 forbids to change them, 2 allows it, and neither may be taken back by the statement itself."""
+    for level, code in (("1", "164"), ("2", None)):
+        _, headers, _ = await ask(http, "SELECT 1 SETTINGS max_block_size = 77", readonly=level)
+        assert headers.get("X-ClickHouse-Exception-Code") == code
+        _, headers, _ = await ask(http, "SELECT 1 SETTINGS readonly = 0", readonly=level)
+        assert headers.get("X-ClickHouse-Exception-Code") == "164"
+    status, headers, _ = await ask(http, "SELECT 1", readonly="yes")
+    assert (status, headers["X-ClickHouse-Exception-Code"]) == (400, "36")
+
+
 async def test_insert_formats(http):
     """Rows come in the body, whether the statement is there too or in the URL."""
     await ask(http, "CREATE OR REPLACE TABLE f (a UInt8, b String) ENGINE = MergeTree ORDER BY a")
