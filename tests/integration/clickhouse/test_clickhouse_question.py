@@ -50,7 +50,7 @@ async def test_what_reads_is_answered(kept, sql):
 ])  # fmt: skip
 async def test_what_changes_something_is_refused(kept, sql):
     """By us where its first word says so, and else by ClickHouse; nothing has changed afterwards."""
-    with pytest.raises((ConfigError, StoreError), match="only reads|read-only|Multi-statements"):
+    with pytest.raises((ConfigError, StoreError), match=r"only reads|read-only|Multi-statements"):
         await ask(kept, sql)
 
     assert await rows_of(kept, "SELECT a FROM kept") == [(1,)]
