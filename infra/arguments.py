@@ -57,7 +57,7 @@ class FilePath(click.Path):
         return super().convert(value, param, ctx)
 
 
-class Text(click.ParamType):
+class Text(click.ParamType[str]):
     """A short text of one line that is printed, sent and stored as it is: a name, an address, a cause."""
 
     name = "text"
@@ -73,7 +73,7 @@ class Text(click.ParamType):
         return value
 
 
-class Checked(click.ParamType):
+class Checked(click.ParamType[Any]):
     """A text that a function takes, or refuses by a ValueError that says why."""
 
     def __init__(self, name: str, check: Callable[[str], Any]) -> None:

@@ -12,19 +12,20 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
+from infra.errors import ConfigError
 from trainer.group import Group
-from trainer.terminal import Terminal, UnusableReward
+from trainer.terminal import Terminal
 
 
 def shuffled(group: Group, seed: int) -> Group:
     """Return a group whose graded siblings have traded rewards.
 
     Raises:
-        UnusableReward: a sibling has process rewards.
+        ConfigError: a sibling has process rewards.
     """
     for sibling in group.completed:
         if sibling.turn_rewards:
-            raise UnusableReward(
+            raise ConfigError(
                 f"{group.id}/{sibling.sample} at offset {sibling.offset} has process rewards, and `shuffle_seed` can "
                 f"only trade rewards of whole samples; leave it out, or grade family {sibling.family!r} by outcome"
             )

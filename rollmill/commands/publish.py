@@ -21,7 +21,8 @@ from stages.handlers.registry import families
 
 # What a stage would refuse is refused here, and the help says so. The producer asks again: NaN passes every range.
 HORIZON = click.IntRange(*TASK_RANGES["horizon"])
-MAX_TOKENS = click.IntRange(*map(int, SAMPLING_RANGES["max_tokens"]))
+_FEWEST, _MOST = SAMPLING_RANGES["max_tokens"]
+MAX_TOKENS = click.IntRange(int(_FEWEST), int(_MOST))
 TEMPERATURE = click.FloatRange(*SAMPLING_RANGES["temperature"])
 
 

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_log import START, end, rules
 
+from infra.errors import ConfigError
 from trainer.advantages import step_advantages
 from trainer.config import Estimator
 from trainer.group import Group
 from trainer.groups import GroupAssembler
 from trainer.shuffle import shuffled
-from trainer.terminal import UnusableReward
 
 
 def group(name, rewards, **changes):
@@ -64,7 +64,7 @@ def test_process_rewards_are_refused_by_name():
     record = end(4, "a", 1, 1.0, turns=2, turn_rewards=(0.0, 1.0), family="maze")
     plain = Group(id="a", admission=0, first=0, completed=(record,), excluded=0)
 
-    with pytest.raises(UnusableReward, match=r"a/1 at offset 4 has process rewards.*'maze' by outcome"):
+    with pytest.raises(ConfigError, match=r"a/1 at offset 4 has process rewards.*'maze' by outcome"):
         shuffled(plain, 0)
 
 
