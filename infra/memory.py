@@ -149,6 +149,9 @@ class MemoryBus:
         """Hold the records of a topic that another log holds, at the same offsets."""
         self._log.copy(other._log, topic)
 
+    def before_commit(self, group: str, offsets: Mapping[TopicPartition, Committed]) -> None:
+        """Let every commit through; a log that refuses some raises BusError here."""
+
     async def expel(self, consumer: Consumer) -> None:
         """Take a member's partitions away without telling it, as when its session runs out."""
         for home in self._groups.values():
@@ -159,7 +162,7 @@ class MemoryBus:
                     return
 
     def _group(self, name: str) -> MemoryGroup:
-        return self._groups.setdefault(name, MemoryGroup(name, self._log))
+        return self._groups.setdefault(name, MemoryGroup(name, self._log, self.before_commit))
 
 
 class MemoryReader:

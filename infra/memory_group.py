@@ -8,7 +8,7 @@ Knows nothing of who publishes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from infra.bus import Committed, Listener, Record, TopicPartition
@@ -19,15 +19,19 @@ from schemas.limits import METADATA_BYTES
 
 T = TypeVar("T")
 
+BeforeCommit = Callable[[str, Mapping[TopicPartition, Committed]], None]
+"""Told the group and its new progress; raises BusError to refuse it."""
+
 
 class MemoryGroup:
     """The members of a group in the order they joined, and its progress."""
 
-    def __init__(self, name: str, log: MemoryLog) -> None:
+    def __init__(self, name: str, log: MemoryLog, before_commit: BeforeCommit) -> None:
         self.name = name
         self.members: list[MemoryMember] = []
         self.committed: dict[TopicPartition, Committed] = {}
         self._log = log
+        self._before_commit = before_commit
         self._rebalancing = asyncio.Lock()
 
     async def join(self, member: MemoryMember) -> None:
@@ -46,7 +50,8 @@ class MemoryGroup:
         return {part: self.committed.get(part) or Committed(self._log.begin(part)) for part in sorted(owned)}
 
     def store(self, offsets: Mapping[TopicPartition, Committed]) -> None:
-        """Keep the group's progress. Raises BusError where the metadata is too long."""
+        """Keep the group's progress. Raises BusError where the metadata is too long, or the log refuses."""
+        self._before_commit(self.name, offsets)
         for partition, progress in offsets.items():
             if len(progress.metadata.encode()) > METADATA_BYTES:
                 raise BusError(f"committing {partition}: metadata of more than {METADATA_BYTES} bytes")

@@ -63,11 +63,10 @@ async def test_commits_that_the_log_refuses_are_made_up_for_by_a_later_one(clock
     class Refusing(MemoryBus):
         refusals = 5
 
-        def store(self, group, offsets):
+        def before_commit(self, group, offsets):
             if self.refusals:
                 self.refusals -= 1
                 raise BusError("the coordinator is loading")
-            super().store(group, offsets)
 
     bus = Refusing(clock)
     await bus.create_topics(TABLE)
@@ -118,11 +117,10 @@ async def test_the_first_records_of_a_partition_that_left_and_came_back_start_af
     class Refusing(MemoryBus):
         refused, refuses = 0, True
 
-        def store(self, group, offsets):
+        def before_commit(self, group, offsets):
             if self.refuses:
                 self.refused += 1
                 raise BusError("the coordinator is loading")
-            super().store(group, offsets)
 
     bus, counts = Refusing(clock), {}
     await bus.create_topics(TABLE)
