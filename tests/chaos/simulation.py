@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from infra.bus import Bus, Committed, Consumer, Position, TopicPartition
@@ -77,6 +78,8 @@ class FaultyBus(MemoryBus):
     def __init__(self, clock: LoopClock, dice: random.Random) -> None:
         super().__init__(clock)
         self.failing = False
+        self.lost: Counter[str] = Counter()
+        """What got lost, and how often."""
         self._dice = dice
 
     async def publish(self, topic, value, **where) -> Position:
@@ -86,15 +89,18 @@ class FaultyBus(MemoryBus):
         await self.clock.sleep(self._dice.expovariate(50))
         fate = self._dice.random()
         if fate < 0.02:
+            self.lost["record"] += 1
             raise BusError(f"publishing to {topic}: refused by chaos")
         position = await super().publish(topic, value, **where)
         if fate > 0.98:
+            self.lost["acknowledgement"] += 1
             raise BusError(f"publishing to {topic}: in the log, and the answer was lost by chaos")
         return position
 
     def before_commit(self, group: str, offsets: Mapping[TopicPartition, Committed]) -> None:
         """Let a commit through, or not."""
         if self.failing and self._dice.random() < 0.2:
+            self.lost["commit"] += 1
             raise BusError("committing: lost by chaos")
 
 
@@ -138,8 +144,10 @@ class History:
     """Records on all topics but events and metrics."""
     digest: str
     """Of where and when every one of them lies."""
-    broken: list[str] = field(default_factory=list)
+    broken: list[str]
     """What was done to it, in order."""
+    lost: Counter[str]
+    """What the log lost, and how often."""
 
 
 class Simulation:
@@ -177,7 +185,7 @@ class Simulation:
             await asyncio.wait(services)
             books = await ledger(self._bus, self._clock, self._manifest.run)
         records, digest = await self._digest()
-        return History(found, books.counts(), books.violations, records, digest, self._broken)
+        return History(found, books.counts(), books.violations, records, digest, self._broken, self._bus.lost)
 
     async def _publish(self) -> int:
         """Publish two groups at a time, each pair again until the log has said that it is there."""

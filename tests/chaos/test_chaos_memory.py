@@ -51,6 +51,7 @@ def test_no_chaos_loses_a_sample_or_counts_one_twice(renderer, seed):
     history = run(simulate(seed, renderer))
 
     assert history.broken
+    assert set(history.lost) == {"record", "acknowledgement", "commit"}
     holds(history)
 
 
