@@ -42,7 +42,7 @@ COMPILE := $(UV) pip compile --quiet --generate-hashes --no-header --no-annotate
 lock:  ## write the locks anew from pyproject.toml
 	$(COMPILE) -o requirements/base.txt
 	$(COMPILE) --extra train --extra local --extra board -o requirements/train.txt
-	$(COMPILE) --extra train --extra local --extra board --extra dev -o requirements/dev.txt
+	$(COMPILE) --extra train --extra local --extra board --extra tensorboard --extra dev -o requirements/dev.txt
 
 clean:
 	rm -rf $(VENV) .rollmill .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -388,12 +388,25 @@ class GuardsConfig(Frozen):
     """Mean success of the last `stop.success_groups` groups not above that of a rule."""
 
 
+class WriterName(StrEnum):
+    """A program that draws a run's figures."""
+
+    TENSORBOARD = "tensorboard"
+    """Files in `tensorboard` in the run's directory; wants the extra of that name."""
+    WANDB = "wandb"
+    """Weights & Biases, offline: folders in `wandb` there, for `wandb sync`; wants the extra of that name."""
+
+
 class ReportConfig(Frozen):
     """What is told of a run beside its log; none of it changes what is trained."""
 
     rollouts_every: Count | None = None
     """Every so many steps the best, the worst, the longest and one random rollout of the step are printed, and written
     whole into `rollouts` in `directory`; never unless given."""
+    writers: tuple[WriterName, ...] = ()
+    """Programs that the figures of each step and evaluation are written for; they are in `metrics` anyhow."""
+    project: str = "rollmill"
+    """Project of the run with Weights & Biases."""
 
 
 class Fork(Frozen):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from infra.clock import Clock
@@ -46,7 +47,13 @@ class Evaluations:
     """The evaluations of one run by one trainer."""
 
     def __init__(
-        self, config: RunConfig, evaluator: Evaluator | None, decisions: DecisionLog, publisher: Publisher, clock: Clock
+        self,
+        config: RunConfig,
+        evaluator: Evaluator | None,
+        decisions: DecisionLog,
+        publisher: Publisher,
+        clock: Clock,
+        tell: Callable[[str, Sequence[MetricPoint]], None] = lambda *_: None,
     ) -> None:
         """Set up; a run without `[evaluation]` has none.
 
@@ -56,6 +63,7 @@ class Evaluations:
             decisions: where results are written down.
             publisher: for the same as metrics.
             clock: for times.
+            tell: given the same, with its purpose.
 
         Raises:
             ConfigError: the run wants evaluations, and nobody can play them.
@@ -72,6 +80,7 @@ class Evaluations:
         self._decisions = decisions
         self._publisher = publisher
         self._clock = clock
+        self._tell = tell
         self._known: dict[int, Scores] = {}
         self._gate: Scores | None = None
         self._begun = False
@@ -166,7 +175,9 @@ class Evaluations:
         if running.purpose is Purpose.EVALUATION:
             self._known[running.step] = scores
         log.info("run %s: %s of step %d: %s", self._run, running.purpose.value, running.step, told(scores))
-        await self._publisher.publish(METRICS, self._metrics(running, scores))
+        points = points_of(running.step, running.purpose, scores, self._clock.now_ms())
+        await self._publisher.publish(METRICS, Metrics(run=self._run, service="trainer", points=points))
+        self._tell(running.purpose.value, points)
         return scores
 
     def judge(self, step: int, entropy: float) -> str | None:
@@ -194,21 +205,21 @@ class Evaluations:
             self._running.work.cancel()
             await asyncio.gather(self._running.work, return_exceptions=True)
 
-    def _metrics(self, running: _Running, scores: Scores) -> Metrics:
-        values = {
-            "trainer.eval_success_mean": scores.success,
-            "trainer.eval_success_low": scores.low,
-            "trainer.eval_success_high": scores.high,
-            "trainer.eval_reward_mean": scores.reward,
-            "trainer.eval_valid_share": scores.valid,
-            "trainer.eval_missing_share": scores.missing / scores.samples if scores.samples else 0.0,
-        }
-        at_ms, labels = self._clock.now_ms(), {"purpose": running.purpose.value}
-        points = [
-            MetricPoint(name=name, value=value, at_ms=at_ms, step=running.step, labels=labels)
-            for name, value in values.items()
-        ]
-        return Metrics(run=self._run, service="trainer", points=tuple(points))
+
+def points_of(step: int, purpose: Purpose, scores: Scores, at_ms: int) -> tuple[MetricPoint, ...]:
+    """Return an evaluation's figures as points."""
+    values = {
+        "trainer.eval_success_mean": scores.success,
+        "trainer.eval_success_low": scores.low,
+        "trainer.eval_success_high": scores.high,
+        "trainer.eval_reward_mean": scores.reward,
+        "trainer.eval_valid_share": scores.valid,
+        "trainer.eval_missing_share": scores.missing / scores.samples if scores.samples else 0.0,
+    }
+    labels = {"purpose": purpose.value}
+    return tuple(
+        MetricPoint(name=name, value=value, at_ms=at_ms, step=step, labels=labels) for name, value in values.items()
+    )
 
 
 def told(scores: Scores) -> str:

@@ -35,7 +35,7 @@ from trainer.credit import credit
 from trainer.crew import load_learner
 from trainer.decision_log import DecisionLog, read_history
 from trainer.ending import Ending, ending
-from trainer.evaluating import Evaluations
+from trainer.evaluating import Evaluations, points_of
 from trainer.evaluation import Evaluator
 from trainer.groups import Dropped, Event, GroupAssembler, Step
 from trainer.guarding import Guarding
@@ -169,7 +169,7 @@ class Trainer:
         self._publisher = Publisher(bus, clock, "trainer")
         self._log = DecisionLog(bus, clock, self._publisher, config.run)
         self._meter = Meter(clock, Progress(run=config.run, max_steps=config.stop.max_steps), config.stop)
-        self._evaluations = Evaluations(config, evaluator, self._log, self._publisher, clock)
+        self._evaluations = Evaluations(config, evaluator, self._log, self._publisher, clock, report.figures)
         self._guarding = Guarding(config, self._log, self._publisher, clock)
         self._thread = LearnerThread()
         self._tokenizer = tokenizer_of(config)
@@ -243,6 +243,7 @@ class Trainer:
             self._last = fresh_state(self._config.run, begin, self._log.epoch)
         self._digests = {number: step.digest for number, step in history.steps.items()}
         self._stand(history)
+        self._tell_from_here(history)
         log.info("run %s: epoch %d, step %d, %d recorded steps to make again", *self._where(history))
 
     def _stand(self, history: History) -> None:
@@ -270,6 +271,14 @@ class Trainer:
         if not self._assembler.catching_up:
             self._collapsed = self._guarding.ended(self._last.step)
         self._show(step=self._assembler.steps)
+
+    def _tell_from_here(self, history: History) -> None:
+        """Open the run's report; later evaluations, which are not made again, are told from their records."""
+        self._report.begin(self._last.step, len(history.branches))
+        for step, found in history.evaluations.items():
+            if step > self._last.step:
+                points = points_of(step, found.purpose, found.scores, self._clock.now_ms())
+                self._report.figures(found.purpose.value, points)
 
     def _where(self, history: History) -> tuple[str, int, int, int]:
         return self._config.run, self._log.epoch, self._last.step, len(history.steps) - self._last.step
@@ -416,7 +425,7 @@ class Trainer:
             log.warning("run %s: %s", self._config.run, self._meter.alarm)
         await self._publisher.publish(METRICS, self._meter.metrics(points))
         self._show()
-        self._report.step(filled)
+        self._report.step(filled, points)
 
     def _decision(self, step: Step) -> StepDecided:
         return StepDecided(

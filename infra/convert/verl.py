@@ -39,7 +39,7 @@ class VerlBatch:
     def to_data_proto(self) -> Any:
         """Return a `verl.DataProto`; needs verl and torch."""
         import torch  # noqa: PLC0415 - only who has verl calls this
-        from verl import DataProto  # type: ignore[import-not-found]  # noqa: PLC0415
+        from verl import DataProto  # noqa: PLC0415
 
         tensors = {name: torch.from_numpy(values) for name, values in self.tensors.items()}
         return DataProto.from_dict(tensors=tensors, non_tensors=self.non_tensors, meta_info=self.meta_info)
