@@ -21,6 +21,7 @@ from trainer import checkpoint
 from trainer.adapters import whole_weights
 from trainer.aliases import named
 from trainer.history import History, lora_of
+from trainer.int8 import require_int8, to_int8
 from trainer.model_card import model_card
 from trainer.weights import (
     WEIGHTS_FILE,
@@ -49,32 +50,42 @@ class Exported:
     version: int
     """The version."""
     digest: str
-    """SHA-256 of the weight file."""
+    """SHA-256 of the version's weight file, as the log names it."""
+    int8: bool
+    """The folder holds the version's weights as int8, not this file."""
+    weight_bytes: int
+    """Size of the weight file in the folder."""
     directory: str
     """The folder."""
 
 
-def export(history: History, name: str, target: Path) -> Exported:
+def export(history: History, name: str, target: Path, *, int8: bool = False) -> Exported:
     """Write a version of a run into a new folder; blocking.
 
     Args:
         history: the run, which a trainer has started.
         name: the version, as `trainer/aliases.py` understands it.
         target: the folder.
+        int8: write the weights of linear layers as int8.
 
     Raises:
-        ConfigError: there is no such version, its weights are gone, or the folder exists.
+        ConfigError: there is no such version, its weights are gone, the folder exists, or a package is missing.
     """
+    if int8:
+        require_int8()
     if target.exists():
         raise ConfigError(f"{target} exists: remove it, or give another folder")
     version = named(history, name)
-    _write(target, _weights(history, version), Path(history.config["model"]), model_card(history, version))
+    card = model_card(history, version, int8=int8)
+    _write(target, _weights(history, version), Path(history.config["model"]), card, int8=int8)
     return Exported(
         run=version.run,
         name=name,
         step=version.step,
         version=version.version,
         digest=version.digest,
+        int8=int8,
+        weight_bytes=(target / WEIGHTS_FILE).stat().st_size,
         directory=str(target),
     )
 
@@ -118,13 +129,15 @@ def _read(file: Path) -> bytes | None:
     return file.read_bytes() if file.is_file() else None
 
 
-def _write(target: Path, weights: bytes, source: Path, card: str) -> None:
+def _write(target: Path, weights: bytes, source: Path, card: str, *, int8: bool) -> None:
     if not source.is_dir():
         raise ConfigError(f"the run's model directory {source} is not there: config and tokenizer are taken from it")
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         write_model_directory(partial, weights, source)
+        if int8:
+            to_int8(partial)
         write_durably(partial / CARD_FILE, card.encode())
         partial.rename(target)
     except BaseException:

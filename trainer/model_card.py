@@ -33,18 +33,24 @@ tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER")
 ```"""
 """How it is loaded."""
 
+INT8 = (
+    "The weights of its linear layers are int8 here, each row with a scale; what was evaluated is the version itself. "
+    "Loading it takes the package torchao."
+)
+"""What else an int8 model is."""
+
 SHOWN = ("estimator", "groups", "samples", "max_lag", "lr", "horizon", "temperature", "kl")
 """Settings of `[algorithm]` on the page; the run's log has all of them."""
 
 
-def model_card(history: History, version: VersionPublished) -> str:
+def model_card(history: History, version: VersionPublished, *, int8: bool = False) -> str:
     """Return the page of a version, as Markdown."""
     config = history.config
     parts = [
         HEADER,
         f"# {version.run}, step {version.step}",
-        INTRODUCTION,
-        _table(("what", "value"), _origin(config, version)),
+        f"{INTRODUCTION} {INT8}" if int8 else INTRODUCTION,
+        _table(("what", "value"), _origin(config, version, int8=int8)),
         "## Evaluations",
         _evaluations(history, version),
         "## Settings",
@@ -55,12 +61,12 @@ def model_card(history: History, version: VersionPublished) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _origin(config: Mapping[str, Any], version: VersionPublished) -> list[tuple[str, str]]:
+def _origin(config: Mapping[str, Any], version: VersionPublished, *, int8: bool) -> list[tuple[str, str]]:
     rows = [
         ("run", f"`{version.run}`"),
         ("step", str(version.step)),
         ("version", str(version.version)),
-        ("SHA-256 of `model.safetensors`", f"`{version.digest}`"),
+        ("SHA-256 of the version's weight file" if int8 else "SHA-256 of `model.safetensors`", f"`{version.digest}`"),
         ("SHA-256 of the weights it began with", f"`{config.get('model_digest', 'unknown')}`"),
         ("digest of tokenizer and chat template", f"`{config.get('tokenizer_digest', 'unknown')}`"),
     ]

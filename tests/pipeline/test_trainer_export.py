@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sys
 
 import pytest
 import torch
@@ -135,6 +136,15 @@ def test_a_folder_that_exists_is_left_alone(run, tmp_path):
     """Nothing is mixed into it."""
     with pytest.raises(ConfigError, match="exists"):
         export(run[1], "last", tmp_path)
+
+
+def test_int8_without_its_package_is_refused_before_anything_is_written(run, tmp_path, monkeypatch):
+    """The error says what to install."""
+    monkeypatch.setitem(sys.modules, "torchao", None)  # as if it was not there
+
+    with pytest.raises(ConfigError, match=r"package torchao, .* not installed: pip install 'rollmill\[int8\]'"):
+        export(run[1], "last", tmp_path / "out", int8=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("version", ["r", "@best", "r@"])

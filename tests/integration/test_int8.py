@@ -1,0 +1,48 @@
+"""An int8 export, made with the real torchao and loaded by transformers as it is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+LIMIT_S = 540
+"""For the installation, and for the work."""
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    """Return a folder with torchao: beside our packages, for `peft` imports it wherever it finds it."""
+    folder = tmp_path_factory.mktemp("torchao")
+    uv = Path(sys.executable).with_name("uv")
+    command = [uv, "pip", "install", "--quiet", "--python", sys.executable, "--target", folder, "--no-deps"]
+    done = subprocess.run([*command, "torchao==0.18.0"], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, f"torchao could not be installed: {done.stderr}"
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_an_int8_folder_is_small_loads_as_it_is_and_says_what_it_is(packages, tmp_path):
+    """It speaks like the version it was made from, on a CPU."""
+    side = [sys.executable, ROOT / "tests" / "integration" / "int8_side.py", packages, tmp_path]
+    done = subprocess.run(
+        side, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+
+    assert found["weight_bytes"] < 0.35 * found["whole_bytes"]
+    assert found["int8_layers"] == 3 * 7
+    assert found["kl"] < 1e-3 < found["spread"]
+    assert found["new_tokens"] == 8
+    assert found["digest"] is True
+    assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= set(found["files"])
+    assert found["left"] == ["model", "out"]
+    assert "int8 here, each row with a scale" in found["card"]
+    assert "SHA-256 of the version's weight file" in found["card"]
