@@ -31,7 +31,10 @@ def shuffled(group: Group, seed: int) -> Group:
             )
     givers = sorted(group.completed, key=lambda sibling: _drawn(seed, sibling))
     pairs = zip(group.completed, givers, strict=True)
-    return replace(group, completed=tuple(replace(taker, reward=giver.reward) for taker, giver in pairs))
+    return replace(
+        group,
+        completed=tuple(replace(taker, reward=giver.reward, components=giver.components) for taker, giver in pairs),
+    )
 
 
 def _drawn(seed: int, sibling: Terminal) -> bytes:
