@@ -14,9 +14,9 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
-from infra.bus import Bus
+from infra.bus import Bus, Record
 from infra.clock import Clock
-from infra.control import ControlView
+from infra.control import ControlView, pass_over
 from infra.errors import ServiceError
 from infra.side_by_side import first_error
 from schemas.cancels import Cancels
@@ -75,7 +75,14 @@ class Watch:
 class Cancellation:
     """The withdrawals in force, kept up to date while `following` is entered."""
 
-    def __init__(self, bus: Bus, clock: Clock) -> None:
+    def __init__(self, bus: Bus, clock: Clock, *, refused: Callable[[Record, str], None] = pass_over) -> None:
+        """Build one that nothing is known to.
+
+        Args:
+            bus: the log.
+            clock: time.
+            refused: called with each record of `control` that cannot be used, and why.
+        """
         self.cancels = Cancels()
         self.changes = 0
         """Grows whenever something was withdrawn: whoever looks now and then compares it."""
@@ -83,6 +90,7 @@ class Cancellation:
         self._bus = bus
         self._clock = clock
         self._told: list[Callable[[], object]] = []
+        self._refused = refused
         self._view = ControlView(bus, clock)
 
     def of(self, sample: SampleId) -> Cancel | None:
@@ -115,7 +123,7 @@ class Cancellation:
             if self.cancels is fresh and any(fresh.get(target) for target in withdrawn):
                 self._act()
 
-        view = ControlView(self._bus, self._clock, told=take)
+        view = ControlView(self._bus, self._clock, told=take, refused=self._refused)
         async with view.following():
             self.cancels, self._view = fresh, view
             self._act()

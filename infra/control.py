@@ -4,6 +4,10 @@ Numbers in control records are cumulative and a trainer's epoch only grows, so a
 known (lower epoch, smaller number, another manifest than the first) is ignored wherever it lies in the log. Reading
 begins at the start of the topic and reaches its end before `start` returns, so a service never works with a state it
 has not read.
+
+A record that is none (bytes that cannot be read, a key that is not its message's, a claim check, which this topic has
+none of) says nothing: what was known of its key stays. Everybody who looks at `control` meets it for as long as it lies
+there, so a view only mentions it; the reaper buries it (`producers/control_letters.py`).
 """
 
 from __future__ import annotations
@@ -15,12 +19,13 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from infra.bus import Bus, Reader, Record, TopicPartition
+from infra.claims import claimed
 from infra.clock import Clock, wait_for
 from infra.errors import WaitTimeout
 from infra.side_by_side import alongside
 from infra.wire import unpack
 from schemas.codec import DecodeError
-from schemas.control import Breaker, Control, Credit, Cursor, PolicyVersion, RunManifest
+from schemas.control import Breaker, Control, Credit, Cursor, PolicyVersion, RunManifest, control_key
 from schemas.topics import CONTROL
 
 log = logging.getLogger(__name__)
@@ -36,6 +41,9 @@ POLL_S = 0.5
 BATCH = 500
 """Most records of one poll."""
 
+SHOWN_BYTES = 80
+"""So much of a key is shown: anybody may have written it, of any length."""
+
 _TP = TopicPartition(CONTROL.name, 0)
 
 
@@ -43,20 +51,33 @@ def tell_nobody(keys: list[str]) -> None:
     """Do nothing: for whoever asks the view instead."""
 
 
+def pass_over(record: Record, reason: str) -> None:
+    """Do nothing about a record that cannot be used: the reaper does."""
+
+
 class ControlView:
     """The latest control record of each key."""
 
-    def __init__(self, bus: Bus, clock: Clock, *, told: Callable[[list[str]], None] = tell_nobody) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        clock: Clock,
+        *,
+        told: Callable[[list[str]], None] = tell_nobody,
+        refused: Callable[[Record, str], None] = pass_over,
+    ) -> None:
         """Build a view.
 
         Args:
             bus: the log.
             clock: for limits.
             told: called with the keys that changed, once per batch of records, also while the view starts.
+            refused: called with each record that cannot be used, and why.
         """
         self._bus = bus
         self._clock = clock
         self._told = told
+        self._refused = refused
         self._records: dict[str, Control] = {}
         self._offsets: dict[str, int] = {}
         """Where the latest record of a key lies."""
@@ -151,9 +172,12 @@ class ControlView:
             self._written_ms.pop(key, None)
             return key
         try:
-            message = (await unpack(CONTROL, record, self._bus)).message
+            message = await _read(record)
         except DecodeError as error:
-            log.warning("control record %s at %d ignored: %s", key, record.offset, error)
+            log.info("`control` offset %d under key %s is ignored: %s", record.offset, shown(record.key), error)
+            if key in self._records:
+                self._overruled.add(key)
+            self._refused(record, str(error))
             return None
         self._judge(key, message, record)
         return key
@@ -166,6 +190,25 @@ class ControlView:
             self._offsets[key], self._written_ms[key] = record.offset, record.timestamp_ms
         elif message != known:
             self._overruled.add(key)
+
+
+async def _read(record: Record) -> Control:
+    """Return what a record says. Raises DecodeError when that is nothing."""
+    raw = record.value or b""
+    if claimed(record) is not None:
+        raise DecodeError("a claim check: `control` keeps its records for ever, the blob store does not", raw)
+    message = (await unpack(CONTROL, record)).message
+    if control_key(message).encode() != record.key:
+        raise DecodeError(f"a {message.wire_type()} whose key is {shown(control_key(message).encode())}", raw)
+    return message
+
+
+def shown(key: bytes | None) -> str:
+    """Return a key for a person: on one line, and not longer than that."""
+    if key is None:
+        return "none"
+    text = repr(key[:SHOWN_BYTES].decode(errors="backslashreplace"))
+    return text if len(key) <= SHOWN_BYTES else f"{text}... ({len(key)} bytes)"
 
 
 async def control_now(bus: Bus, clock: Clock) -> ControlView:

@@ -18,14 +18,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from infra.blobs import BlobsAway
-from infra.bus import Bus, Headers, Record
+from infra.bus import Bus, Headers, Record, TopicPartition
 from infra.claims import refresh
 from infra.clock import Clock
+from infra.reading import read_between
 from infra.wire import task_of, unpack
 from schemas.codec import DecodeError
 from schemas.limits import BURIED_BYTES
 from schemas.message import Message
-from schemas.topics import DEAD, TABLE, Topic
+from schemas.topics import DEAD, HOUR_MS, TABLE, Topic
 
 CAUSE_BYTES = 2_000
 """Longest cause kept in a header, in bytes."""
@@ -44,6 +45,9 @@ NOT_STORED = "not_stored"
 
 CONFLICT = "conflict"
 """Kind of a terminal record that speaks of another task than the one that has its id; the sink writes these alone."""
+
+SKEW_MS = HOUR_MS
+"""A letter may bear a time that is so much earlier than its record's, milliseconds: clocks differ."""
 
 HEADER_FRAMING = 6
 """Bytes that Kafka writes around a header: two lengths. Without them a record of countless empty headers would seem to
@@ -82,6 +86,22 @@ async def bury(bus: Bus, clock: Clock, record: Record, death: Death) -> None:
     await refresh(record, bus)  # the copy may outlive the record by far
     partition = record.partition % DEAD.partitions
     await bus.publish(DEAD.name, value[:room], key=key, partition=partition, headers=headers)
+
+
+async def in_dead(bus: Bus, clock: Clock, tp: TopicPartition, since_ms: int, kind: str) -> set[int]:
+    """Return the offsets of a partition whose records have a letter of a kind, written since then.
+
+    For whoever reads a partition again after a restart and must not bury twice.
+    """
+    grave = TopicPartition(DEAD.name, tp.partition % DEAD.partitions)
+    begin = (await bus.offsets_since(grave.topic, max(0, since_ms)))[grave.partition]
+    end = (await bus.end_offsets(grave.topic))[grave.partition]
+    found = set()
+    async for record in read_between(bus, clock, {grave: begin}, {grave: end}):
+        letter = DeadLetter(record)
+        if letter.death.kind == kind and letter.original.tp == tp:
+            found.add(letter.original.offset)
+    return found
 
 
 def _fitting(record: Record, room: int) -> tuple[bytes | None, Headers, str]:

@@ -5,7 +5,8 @@ Reads `tasks` from the start, and `trajectories` since the first of them, and ke
 that still may end by itself is reaped; the time since its task was published during which a stage stood still, because
 a service was away, is added to that. What is withdrawn on `control` ends at once as cancelled, queued or not, admitted
 before or after; a withdrawal is removed once the last `reap_at` of its run has passed, and so is what workers wrote of
-outages once nothing depends on it. Two reapers, or a reaper and a worker, may both write a terminal record; the first
+outages once nothing depends on it. What nobody can use of `control` goes to `dead` from here alone
+(`control_letters.py`). Two reapers, or a reaper and a worker, may both write a terminal record; the first
 one in the log counts. Beside that it tidies up once an hour (`upkeep.py`).
 
 All liveness rests on this service: it needs no stage, host or engine to be alive, and no blob store. What lies in the
@@ -35,6 +36,7 @@ from infra.service import worker_name
 from infra.side_by_side import alongside
 from infra.terminal import terminal
 from infra.wire import Publisher, unpack
+from producers.control_letters import ControlLetters
 from producers.open_samples import OpenSamples
 from producers.publish_all import publish_all
 from producers.upkeep import EVERY_S, collect_blobs
@@ -75,7 +77,8 @@ class Reaper:
         self._publisher = Publisher(bus, clock, "reaper")
         self._events = EventLog(self._publisher, clock, worker_name("reaper"))
         self._samples = OpenSamples()
-        self._cancellation = Cancellation(bus, clock)
+        self._letters = ControlLetters(bus, clock, "reaper")
+        self._cancellation = Cancellation(bus, clock, refused=self._letters.take)
         self._seen = 0
         self._heard_ms = 0
         """Timestamp of the latest record that was read."""
@@ -101,6 +104,7 @@ class Reaper:
                 while True:
                     await asyncio.gather(self._read(tasks), self._read(trajectories))
                     await self._open()
+                    await self._letters.write()
                     await self.withdraw()
                     await self.reap()
                     await self.forget()

@@ -29,6 +29,10 @@ MAX_DEPTH = 64
 _SCALARS = frozenset({type(None), bool, int, float, str, bytes})
 
 
+REASON_CHARS = 500
+"""Longest reason of a DecodeError: it names what was found, which anybody may have written, and goes into logs."""
+
+
 class DecodeError(ValueError):
     """Bytes are not a message that this reader knows.
 
@@ -37,7 +41,9 @@ class DecodeError(ValueError):
     """
 
     def __init__(self, reason: str, data: bytes) -> None:
-        super().__init__(reason)
+        super().__init__(
+            reason if len(reason) <= REASON_CHARS else f"{reason[:REASON_CHARS]}... ({len(reason)} characters)"
+        )
         self.data = data
 
 

@@ -255,8 +255,8 @@ DEAD: Topic[Opaque] = Topic(
     carries=(Opaque,),
     partitions=STAGE_PARTITIONS,
     spread=Spread.AS_IT_WAS,
-    producers=("init", "run", "eval", "sink"),
-    consumers=("sink", "redrive"),
+    producers=("init", "run", "eval", "sink", "reaper"),
+    consumers=("sink", "redrive", "reaper"),
     retention_ms=LONG_MS,
 )
 

@@ -24,9 +24,9 @@ from infra.clickhouse.client import FAILURES, explained
 from infra.clickhouse.ranges import Range
 from infra.clickhouse.rows import TRAJECTORIES as TABLE
 from infra.clock import Clock
-from infra.dead_letter import CONFLICT, DeadLetter, Death, bury
+from infra.dead_letter import CONFLICT, SKEW_MS, Death, bury, in_dead
 from infra.reading import read_between
-from schemas.topics import DEAD, HOUR_MS, TRAJECTORIES
+from schemas.topics import TRAJECTORIES
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +35,6 @@ ASK_GROUPS = 500
 
 MAX_NAME = 200
 """Longest name of a run or group that is asked for, characters: ours have 20. Longer ones are in the view alone."""
-
-SKEW_MS = HOUR_MS
-"""A letter may bear a time that is so much earlier than its record's, milliseconds: clocks differ."""
 
 _RUN, _GROUP, _DIGEST, _OFFSET = (
     list(TABLE.columns).index(name) for name in ("run", "group", "payload_digest", "kafka_offset")
@@ -162,7 +159,8 @@ class ConflictLetters:
             if conflict is None:
                 continue
             if tp not in self._written:
-                self._written[tp] = await self._in_dead(tp, record.timestamp_ms - SKEW_MS)
+                since_ms = record.timestamp_ms - SKEW_MS
+                self._written[tp] = await in_dead(self._bus, self._clock, tp, since_ms, CONFLICT)
             written = self._written[tp]
             written.difference_update([offset for offset in written if offset < first])  # they do not come again
             if record.offset in written:
@@ -173,15 +171,3 @@ class ConflictLetters:
             written.add(record.offset)
             buried += 1
         return buried
-
-    async def _in_dead(self, tp: TopicPartition, since_ms: int) -> set[int]:
-        """Return the offsets of a partition whose records have a letter that was written since then."""
-        grave = TopicPartition(DEAD.name, tp.partition % DEAD.partitions)
-        begin = (await self._bus.offsets_since(grave.topic, max(0, since_ms)))[grave.partition]
-        end = (await self._bus.end_offsets(grave.topic))[grave.partition]
-        found = set()
-        async for record in read_between(self._bus, self._clock, {grave: begin}, {grave: end}):
-            letter = DeadLetter(record)
-            if letter.death.kind == CONFLICT and letter.original.tp == tp:
-                found.add(letter.original.offset)
-        return found

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
+import msgpack
 import pytest
 
 from infra.clock import VirtualClock, settle
@@ -11,6 +13,8 @@ from infra.control import CATCH_UP_S, ControlView
 from infra.errors import BusError, WaitTimeout
 from infra.memory import MemoryBus
 from infra.wire import Publisher
+from schemas.claim import HEADER
+from schemas.codec import encode
 from schemas.control import Breaker, Credit, Cursor, FeederStarted, PolicyVersion, RunManifest
 from schemas.topics import CONTROL, TABLE
 
@@ -115,17 +119,47 @@ async def test_what_was_forgotten_may_be_said_anew(bus):
     assert (await view_of(bus)).get("credit/r", Credit) == credit(1, 1)
 
 
-async def test_garbage_is_skipped_and_what_was_known_stays(bus, caplog):
-    """One bad record does not stop a service; it is named in the log."""
+BAD_RECORDS = {
+    "garbage": (b"\xc1", b"credit/r"),
+    "garbage under a key that is no text": (b"\xc1", b"\xff"),
+    "garbage under a key of 900 kB": (b"\xc1", b"k" * 900_000),
+    "a type as long": (msgpack.packb({"v": 1, "type": "t" * 900_000}), b"long"),
+    "another key's message": (encode(credit(9, 99)), b"credit/other"),
+}
+
+
+@pytest.mark.parametrize(("value", "key"), BAD_RECORDS.values(), ids=BAD_RECORDS)
+async def test_a_record_that_is_none_is_passed_over_and_mentioned_shortly(bus, caplog, value, key):
+    """What was known stays; a command says nothing of it, a service one short line."""
+    caplog.set_level("INFO")
+    await say(bus, credit(1, 5))
+    await bus.publish(CONTROL.name, value, key=key, partition=0)
+    await say(bus, version(1, 1))
+    refused = []
+    view = ControlView(bus, CLOCK, refused=lambda record, reason: refused.append((record.offset, reason)))
+    await view.start()
+    await view.close()
+
+    assert (credit(1, 5), version(1, 1)) == (view.get("credit/r", Credit), view.get("policy/r", PolicyVersion))
+    assert [1] == [offset for offset, _ in refused]
+    assert [logging.INFO] == [record.levelno for record in caplog.records]
+    assert len(caplog.records[0].getMessage()) < 1_000
+
+
+async def test_a_claim_check_on_control_stops_nobody(bus):
+    """No store is asked: were it away, every service would wait for it."""
+    await bus.publish(CONTROL.name, b"\x80", key=b"credit/r", partition=0, headers=((HEADER, b"0" * 64),))
+    await say(bus, credit(1, 5))
+
+    assert (await view_of(bus)).get("credit/r", Credit) == credit(1, 5)
+
+
+async def test_a_record_that_is_none_overrules_what_counts_for_compaction(bus):
+    """It would be the one that is kept: whoever cares writes the right one again."""
     await say(bus, credit(1, 5))
     await bus.publish(CONTROL.name, b"\xc1", key=b"credit/r", partition=0)
-    await bus.publish(CONTROL.name, b"\xc1", key=b"\xff", partition=0)
-    await say(bus, version(1, 1))
-    view = await view_of(bus)
 
-    assert credit(1, 5) == view.get("credit/r", Credit)
-    assert version(1, 1) == view.get("policy/r", PolicyVersion)
-    assert "control record credit/r at 1 ignored" in caplog.text
+    assert (await view_of(bus)).overruled("credit/r")
 
 
 async def test_records_are_asked_for_by_kind(bus):
