@@ -129,6 +129,15 @@ def refuse_unusable(manifest: RunManifest, now_ms: int) -> None:
         raise ConfigError(f"run {manifest.run!r}: none of its tasks could be run, nothing is published: {wrong}")
 
 
+async def refuse_cancelled(bus: Bus, clock: Clock, run: str) -> None:
+    """Raise ConfigError if a run is cancelled: every stage would skip what is published to it."""
+    cancel = (await control_now(bus, clock)).get(f"cancel/{run}", Cancel)
+    if cancel is not None:
+        raise ConfigError(
+            f"run {run!r} is cancelled ({cancel.cause}): its tasks would end as cancelled; use a new run name"
+        )
+
+
 async def _recorded(bus: Bus, clock: Clock, publisher: Publisher, run: str) -> RunManifest | None:
     """Return the manifest that counts; it is the last one in the log again after that, so that compaction keeps it."""
     view = await control_now(bus, clock)
@@ -167,11 +176,7 @@ async def publish_source(bus: Bus, clock: Clock, source: TaskSource, wanted: Run
         ConfigError: the run exists with another configuration or is cancelled, or a task of it could not be run.
     """
     refuse_unusable(wanted, clock.now_ms())
-    cancel = (await control_now(bus, clock)).get(f"cancel/{wanted.run}", Cancel)
-    if cancel is not None:
-        raise ConfigError(
-            f"run {wanted.run!r} is cancelled ({cancel.cause}): its tasks would end as cancelled; use a new run name"
-        )
+    await refuse_cancelled(bus, clock, wanted.run)
     publisher = Publisher(bus, clock, "producer")
     manifest = await ensure_manifest(bus, clock, publisher, wanted)
     published = 0

@@ -7,13 +7,18 @@ makes the same one: the second time it is found in the log (`redriven.py`) and l
 the arbiter absorbs what is there twice. The seed stays: it is the same work. A redriven task has no admission number,
 like those of foreign producers: no trainer waits for it, and it takes nobody's place.
 
+Two redrives at once may both find nothing in the log yet, and publish one group twice. That costs a second rollout of
+each sample and nothing else: the ids are the same, the first outcome counts, and should both copies die, their letters
+speak of one group, which the next redrive makes once.
+
 Not everything can be redriven: bytes that still are no message, a value that was cut, a task that would end the same
-way. Each such letter is refused with its reason, and the rest goes on. This file does not know how letters are chosen.
+way, work of a run that is cancelled, which every stage would skip. Each such letter is refused with its reason, and the
+rest goes on. This file does not know how letters are chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -27,8 +32,9 @@ from infra.errors import RollmillError
 from infra.wire import Publisher, task_of
 from producers.publish import publish_tasks
 from producers.redriven import Sought, published
+from schemas.cancels import Cancels
 from schemas.codec import DecodeError
-from schemas.control import RunManifest
+from schemas.control import Cancel, RunManifest
 from schemas.identity import group_id
 from schemas.messages import MAX_TIME_MS, TASK_RANGES, Task, Trajectory
 from schemas.task_flaws import flaw
@@ -132,13 +138,16 @@ class Redrive:
             letters: what is to be done again.
             again: publish also what an earlier redrive has published.
         """
-        manifests, report = await self._manifests(), Report()
+        control, report = await control_now(self._bus, self._clock), Report()
+        manifests = {manifest.run: manifest for manifest in control.all(RunManifest)}
+        cancels = Cancels(control.all(Cancel))
         batch: dict[str, _Work] = {}
         size = 0
         async for letter in letters:
             try:
                 task = await work_of(letter)
                 tasks = siblings(task, start_by_ms=self._start_by_ms(letter, task, manifests.get(task.run)))
+                _refuse_cancelled(tasks, cancels)
             except NotRedrivable as error:
                 report.refuse(letter, error)
                 continue
@@ -171,10 +180,6 @@ class Redrive:
                 report.groups[group] = work.told
                 report.letters += work.letters
 
-    async def _manifests(self) -> dict[str, RunManifest]:
-        view = await control_now(self._bus, self._clock)
-        return {manifest.run: manifest for manifest in view.all(RunManifest)}
-
     def _start_by_ms(self, letter: DeadLetter, task: Task, manifest: RunManifest | None) -> int:
         """Return until when the task may start: from now on as long as its run gives, or else as it had at first."""
         if manifest is not None:
@@ -206,6 +211,16 @@ async def work_of(letter: DeadLetter) -> Task:
     if wrong is not None:
         raise NotRedrivable(f"its task is as invalid now: {wrong}")
     return task
+
+
+def _refuse_cancelled(tasks: Sequence[Task], cancels: Cancels) -> None:
+    for task in tasks:
+        cancel = cancels.of(task.run, task.group, task.sample)
+        if cancel is not None:
+            raise NotRedrivable(
+                f"{cancel.target} is cancelled ({cancel.cause}): its samples would end as cancelled, and a cancel "
+                f"stays until the run's last deadline; publish its tasks under a new run name"
+            )
 
 
 def siblings(task: Task, *, start_by_ms: int) -> list[Task]:

@@ -5,7 +5,9 @@ and siblings, and its group gets the id that the new run gives it, so `rollmill 
 
 - `rescore` gives each recorded token record and verdict to a grader: no engine, no environment, the same tokens. What
   never completed stays as it was. The outcomes may become the log of a new run, whose trainer takes them with
-  `algorithm.replayed`: the versions that sampled them are marked as another run's.
+  `algorithm.replayed`: the versions that sampled them are marked as another run's. What the grader fails on is failed
+  there. No task is published, since no stage has anything to do: each outcome brings its sample along (`REPLAYED`), and
+  the manifest says which outcomes there must be, so `rollmill check` finds one that is missing.
 - `resample` publishes the tasks: environments and engine are asked again. The sampling seeds are the same; so are the
   tokens, where engine and weights are.
 """
@@ -25,9 +27,10 @@ from infra.control import control_now
 from infra.errors import ConfigError, Failure
 from infra.trajectories import read_run, trajectories_of
 from infra.wire import Publisher
-from producers.publish import ensure_manifest, publish_tasks
+from producers.publish import ensure_manifest, publish_tasks, refuse_cancelled
 from schemas.arbiter import Arbiter, Ruling
 from schemas.control import RunManifest
+from schemas.dispositions import REPLAYED
 from schemas.identity import group_id
 from schemas.messages import Rollout, Task, Trajectory
 from schemas.outcome import Completed
@@ -120,19 +123,21 @@ async def rescore(bus: Bus, clock: Clock, run: str, *, grader: str | None = None
     """
     manifest = await _manifest(bus, clock, run)
     publisher = Publisher(bus, clock, "replay")
+    bounds = await _bounds(bus, manifest)
     if into is not None:
-        await _begin(bus, clock, publisher, manifest, into, {"replay_of": run, "from": "eval", "grader": grader})
+        origin = {"replay_of": run, "from": "eval", "grader": grader, "replayed": list(bounds)}
+        await _begin(bus, clock, publisher, manifest, into, origin)
     found = Rescored(run=run, grader=grader, into=into)
-    async with aclosing(accepted(bus, clock, manifest)) as outcomes:
+    async with aclosing(accepted(bus, clock, manifest, bounds)) as outcomes:
         async for before in outcomes:
             after = await _graded(before, grader, found)
-            if into is not None and after is not None:
+            if into is not None:
                 await publisher.publish(TRAJECTORIES, _of_another_run(after, into))
     return found
 
 
-async def _graded(before: Trajectory, grader: str | None, found: Rescored) -> Trajectory | None:
-    """Return an outcome as the grader sees it; none if it fails on it."""
+async def _graded(before: Trajectory, grader: str | None, found: Rescored) -> Trajectory:
+    """Return an outcome as the grader sees it; failed if it fails on it."""
     if not isinstance(before.outcome, Completed) or before.transcript is None or before.stop is None:
         found.left += 1
         return before
@@ -149,7 +154,7 @@ async def _graded(before: Trajectory, grader: str | None, found: Rescored) -> Tr
         after = (await grade(rollout, grader)).message
     except Failure as failure:
         found.add(before, failure)
-        return None
+        return msgspec.structs.replace(before, outcome=failure.outcome())
     found.add(before, after)
     return after
 
@@ -158,10 +163,11 @@ async def resample(bus: Bus, clock: Clock, run: str, *, into: str) -> int:
     """Publish the tasks of a run's accepted outcomes as a new run's; return how many.
 
     Raises:
-        ConfigError: the run is unknown, or `into` has records already.
+        ConfigError: the run is unknown, or `into` has records already or is cancelled.
     """
     manifest = await _manifest(bus, clock, run)
     publisher = Publisher(bus, clock, "replay")
+    await refuse_cancelled(bus, clock, into)
     await _begin(bus, clock, publisher, manifest, into, {"replay_of": run, "from": "run"})
     start_by_ms = clock.now_ms() + int(manifest.start_within_s * 1000)
     published, batch = 0, list[Task]()
@@ -176,12 +182,19 @@ async def resample(bus: Bus, clock: Clock, run: str, *, into: str) -> int:
     return published + await publish_tasks(publisher, batch)
 
 
-async def accepted(bus: Bus, clock: Clock, manifest: RunManifest) -> AsyncGenerator[Trajectory]:
-    """Yield the accepted outcomes of a run, in the order of the log, up to its end now."""
-    partition, arbiter = trajectories_of(manifest.run), Arbiter()
-    begin = (await bus.begin_offsets(partition.topic))[partition.partition]
-    end = (await bus.end_offsets(partition.topic))[partition.partition]
-    start = max(begin, manifest.trajectories_start)
+async def accepted(
+    bus: Bus, clock: Clock, manifest: RunManifest, bounds: tuple[int, int] | None = None
+) -> AsyncGenerator[Trajectory]:
+    """Yield the accepted outcomes of a run, in the order of the log.
+
+    Args:
+        bus: the log.
+        clock: time.
+        manifest: the run.
+        bounds: between which offsets; all that is there now unless given.
+    """
+    start, end = bounds or await _bounds(bus, manifest)
+    arbiter = Arbiter()
     async with aclosing(read_run(bus, clock, manifest.run, start, end)) as outcomes:
         async for received in outcomes:
             task, offset = received.message.task, received.record.offset
@@ -196,13 +209,21 @@ def _of_another_run(outcome: Trajectory, run: str) -> Trajectory:
         was = outcome.task.run
         spans = tuple(msgspec.structs.replace(span, weights_of=span.weights_of or was) for span in transcript.spans)
         transcript = msgspec.structs.replace(transcript, spans=spans)
-    return msgspec.structs.replace(outcome, task=moved(outcome.task, run), transcript=transcript)
+    return msgspec.structs.replace(outcome, task=moved(outcome.task, run), transcript=transcript, stage=REPLAYED)
 
 
 def moved(task: Task, run: str) -> Task:
     """Return a task as that of another run: the same place, seed and siblings, another group id."""
     group = group_id(run, task.source, task.visit, task.row, task.payload)
     return msgspec.structs.replace(task, run=run, group=group)
+
+
+async def _bounds(bus: Bus, manifest: RunManifest) -> tuple[int, int]:
+    """Return the offsets between which a run's outcomes lie now."""
+    partition = trajectories_of(manifest.run)
+    begin = (await bus.begin_offsets(partition.topic))[partition.partition]
+    end = (await bus.end_offsets(partition.topic))[partition.partition]
+    return max(begin, manifest.trajectories_start), end
 
 
 async def _manifest(bus: Bus, clock: Clock, run: str) -> RunManifest:

@@ -15,7 +15,7 @@ from infra.trajectories import TrajectoryReader, trajectories_of
 from infra.wire import Received, unpack
 from schemas.codec import DecodeError
 from schemas.decisions import Decision, TrainerStarted, live_decisions
-from schemas.dispositions import Key, Ledger, dispositions
+from schemas.dispositions import REPLAYED, Key, Ledger, dispositions
 from schemas.message import Message
 from schemas.messages import Trajectory
 from schemas.outcome import Outcome
@@ -32,9 +32,12 @@ async def ledger(bus: Bus, clock: Clock, run: str) -> Ledger:
         (found.record.offset, found.message) async for found in _read(bus, clock, DECISIONS) if found.message.run == run
     ]
     accepted: dict[Key, tuple[int, Outcome]] = {}
-    async for done in _accepted(bus, clock, run):
-        accepted[done.message.task.group, done.message.task.sample] = (done.record.offset, done.message.outcome)
     admitted: dict[Key, None] = {}
+    async for done in _accepted(bus, clock, run):
+        key = (done.message.task.group, done.message.task.sample)
+        accepted[key] = (done.record.offset, done.message.outcome)
+        if done.message.stage == REPLAYED:
+            admitted[key] = None
     async for task in _read(bus, clock, TASKS):
         if task.message.run == run:
             admitted[task.message.group, task.message.sample] = None

@@ -31,6 +31,11 @@ Key = tuple[str, int]
 """(group, sample)."""
 
 
+REPLAYED = "replay"
+"""Stage of a terminal record that brings its sample along: its task was admitted in the run that was graded anew, and
+lies in no topic of this one's."""
+
+
 class Disposition(StrEnum):
     """The one place where a sample is."""
 
@@ -106,7 +111,7 @@ def dispositions(
     """Return where every admitted sample of a run is.
 
     Args:
-        admitted: samples that were published.
+        admitted: samples that were published, or brought along by their REPLAYED record.
         accepted: sample -> (offset, outcome) of its accepted record.
         decisions: the run's live decisions in log order.
         has_trainer: a trainer has started on the run.

@@ -9,6 +9,9 @@ the view `placed` (schema.sql), which follows schemas/dispositions.py:
 (c) every bucket but open and unread comes from a row of its own;
 (d) no sample is in two live decisions.
 
+A run that was made by grading another one anew has no tasks: each of its outcomes brings its sample along, and (a) asks
+for one of every outcome that the other run had when it was graded, as the manifest says, and for none besides.
+
 This file writes no row, and knows neither the trainer nor the stages.
 """
 
@@ -18,6 +21,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from clickhouse_connect.driver.asyncclient import AsyncClient
 
@@ -25,9 +29,11 @@ from infra.bus import Bus
 from infra.clickhouse import schema
 from infra.clickhouse.client import FAILURES, Address, connect, explained
 from infra.clock import Clock
+from infra.control import control_now
 from infra.errors import WaitTimeout
 from schemas import topics
-from schemas.dispositions import Disposition
+from schemas.control import RunManifest
+from schemas.dispositions import REPLAYED, Disposition
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +70,25 @@ SELECT `group`, sample, violation, count() OVER () AS found
 FROM {_PLACED} ARRAY JOIN violations AS violation
 ORDER BY violation, `group`, sample LIMIT {SHOWN}
 """  # noqa: S608 - our own text
+
+_ORIGIN = f"""
+SELECT `group`, sample, here, count() OVER () AS found FROM (
+    SELECT any(`group`) AS `group`, sample, max(here) AS here, max(there) AS there FROM (
+        SELECT `group`, sample, source, visit, row, payload_digest, 1 AS here, 0 AS there
+        FROM trajectories
+        WHERE run = {{run:String}} AND stage = '{REPLAYED}'
+            AND kafka_offset < {{trajectories_end:Array(UInt64)}}[kafka_partition + 1]
+        UNION ALL
+        SELECT `group`, sample, source, visit, row, payload_digest, 0, 1
+        FROM accepted
+        WHERE run = {{origin:String}}
+            AND kafka_offset >= {{origin_start:UInt64}} AND kafka_offset < {{origin_end:UInt64}}
+    )
+    GROUP BY source, visit, row, payload_digest, sample
+)
+WHERE here != there ORDER BY `group`, sample LIMIT {SHOWN}
+"""  # noqa: S608 - our own text
+"""Outcomes of one of both runs without its counterpart: their places are the same, their groups are not."""
 
 _DOUBLED = f"""
 SELECT kafka_topic, kafka_partition, kafka_offset, count() AS copies FROM (
@@ -118,7 +143,7 @@ async def check(bus: Bus, address: Address, clock: Clock, run: str, *, wait_s: f
     client = await connect(address)
     try:
         await _wait_for_sink(client, clock, cut, wait_s)
-        return await check_at(client, run, cut, now_ms=clock.now_ms())
+        return await check_at(client, run, cut, now_ms=clock.now_ms(), origin=await _origin(bus, clock, run))
     finally:
         await client.close()
 
@@ -132,7 +157,29 @@ async def take_cut(bus: Bus) -> dict[str, tuple[int, ...]]:
     return cut
 
 
-async def check_at(client: AsyncClient, run: str, cut: Cut, *, now_ms: int) -> Report:
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What a run was made of by grading anew."""
+
+    run: str
+    """The other run."""
+    start: int
+    """Its outcomes from this offset on ..."""
+    end: int
+    """... to before this one were graded."""
+
+
+async def _origin(bus: Bus, clock: Clock, run: str) -> Origin | None:
+    """Return what the manifest of a run says that it was made of; None if it was not graded anew."""
+    manifest = (await control_now(bus, clock)).get(f"run/{run}", RunManifest)
+    match manifest.extra if manifest is not None else {}:
+        case {"replay_of": str(other), "replayed": [int(start), int(end)]} if 0 <= start <= end:
+            return Origin(run=other, start=start, end=end)
+        case _:
+            return None
+
+
+async def check_at(client: AsyncClient, run: str, cut: Cut, *, now_ms: int, origin: Origin | None = None) -> Report:
     """Check one run at a cut that is stored already."""
     parameters = {
         "run": run,
@@ -143,16 +190,34 @@ async def check_at(client: AsyncClient, run: str, cut: Cut, *, now_ms: int) -> R
         counts = {str(row[0]): int(row[1]) for row in (await client.query(_COUNTS, parameters)).result_rows}
         broken = (await client.query(_VIOLATIONS, parameters)).result_rows
         doubled = (await client.query(_DOUBLED, {"run": run})).result_rows
+        unlike = await _unlike(client, parameters, origin) if origin is not None else []
     except FAILURES as error:
         raise explained(error, f"checking run {run}") from error
     admitted = sum(counts.values())
     buckets: dict[str, int] = {str(place): counts.pop(place) for place in Disposition if place in counts}
     violations = [f"{group}/{sample}: {text}" for group, sample, text, _ in broken]
     violations += [f"{topic}[{part}]:{offset} is stored {copies} times" for topic, part, offset, copies in doubled]
+    violations += [text for text, _ in unlike]
     if sum(buckets.values()) != admitted:
         violations.append(f"(a) {admitted} admitted, but only {sum(buckets.values())} are in a bucket; {counts}")
-    found = (broken[0][3] if broken else 0) + len(violations) - len(broken)
+    counted = (broken[0][3] if broken else 0) + (unlike[0][1] if unlike else 0)
+    found = counted + len(violations) - len(broken) - len(unlike)
     return Report(run, admitted, buckets, tuple(violations[:SHOWN]), found, dict(cut))
+
+
+async def _unlike(client: AsyncClient, parameters: dict[str, Any], origin: Origin) -> list[tuple[str, int]]:
+    """Return in what a run differs from the outcomes that it was made of, each with the number of all."""
+    named = {**parameters, "origin": origin.run, "origin_start": origin.start, "origin_end": origin.end}
+    rows = (await client.query(_ORIGIN, named)).result_rows
+    return [
+        (
+            f"(a) {group}/{sample}: brought by a replay, but run {origin.run} has no such outcome"
+            if here
+            else f"(a) {group}/{sample} of run {origin.run} was to be graded anew, and has no record here",
+            found,
+        )
+        for group, sample, here, found in rows
+    ]
 
 
 async def conservation(client: AsyncClient, run: str) -> dict[str, int]:

@@ -255,7 +255,7 @@ WITH
         GROUP BY `group`, sample
     ),
     terminal AS (
-        SELECT `group`, sample, payload_digest, outcome, kafka_offset
+        SELECT `group`, sample, payload_digest, outcome, stage, kafka_offset
         FROM trajectories
         WHERE run = {run:String}
             AND (
@@ -264,7 +264,13 @@ WITH
             )
     ),
     ended AS (
-        SELECT `group`, sample, argMin(outcome, kafka_offset) AS outcome, min(kafka_offset) AS offset
+        SELECT
+            `group`,
+            sample,
+            argMin(outcome, kafka_offset) AS outcome,
+            -- A replay brings outcomes of tasks that another run admitted: each brings its sample along.
+            argMin(stage, kafka_offset) = 'replay' AS is_brought,
+            min(kafka_offset) AS offset
         FROM terminal
         WHERE (`group`, payload_digest) IN (
             SELECT `group`, argMin(payload_digest, kafka_offset) FROM terminal GROUP BY `group`
@@ -338,7 +344,7 @@ WITH
                 0 AS settled, '' AS place, 0 AS named_offset
             FROM admitted_samples
             UNION ALL
-            SELECT `group`, sample, 0, toDateTime64(0, 3), 1, outcome, offset, 0, '', 0 FROM ended
+            SELECT `group`, sample, is_brought, toDateTime64(0, 3), 1, outcome, offset, 0, '', 0 FROM ended
             UNION ALL
             SELECT `group`, sample, 0, toDateTime64(0, 3), 0, '', 0, settled, named_place, named_offset FROM named
         )

@@ -11,9 +11,11 @@ from producers.collect import outcomes
 from producers.publish import ensure_manifest, publish_tasks, tasks_of
 from producers.source import Instance
 from rollmill.again import moved, resample, rescore
-from schemas.control import RunManifest
+from rollmill.ledger import ledger
+from schemas.control import Cancel, RunManifest
 from schemas.messages import Task
 from schemas.outcome import Completed, Failed
+from schemas.topics import CONTROL
 from stages.run.render import Renderer
 from tests import toys
 from tests.logs import make_task
@@ -106,6 +108,19 @@ async def test_outcomes_that_were_graded_anew_become_the_log_of_a_new_run(world)
     assert isinstance((await world.ended("old", 4))[0, 0].outcome, Completed)
 
 
+async def test_a_run_that_was_graded_anew_is_conserved_also_where_the_grader_failed(world):
+    """Each outcome brings its sample along; a sibling that is missing would keep its group open for ever."""
+    await world.publish({"length": 2}, {"length": 4}, {"length": 2, "raise_in": "grade"})
+
+    await rescore(world.bus, world.clock, "old", grader="harsh_toy", into="new")
+    after = await world.ended("new", 6)
+    found = await ledger(world.bus, world.clock, "new")
+
+    assert ([], {"unread": 2, "failed": 4}) == (found.violations, found.counts())
+    assert "four is too much" in after[1, 0].outcome.cause
+    assert {"replay"} == {one.stage for one in after.values()}
+
+
 async def test_tasks_that_are_sampled_anew_draw_the_same_from_the_same_policy(world):
     """Seeds come from the task's place, so an engine that is the same samples the same tokens."""
     before = await world.publish({"length": 2}, {"length": 3})
@@ -130,6 +145,15 @@ async def test_a_run_that_has_outcomes_is_not_written_to(world):
     ):
         with pytest.raises(ConfigError, match=r"has outcomes already|with another"):
             await again
+
+
+async def test_a_cancelled_run_is_not_sampled_anew(world):
+    """Its stages would skip every task."""
+    await world.publish({"length": 2})
+    await Publisher(world.bus, world.clock, "cancel").publish(CONTROL, Cancel(target="again", cause="a typo"))
+
+    with pytest.raises(ConfigError, match=r"'again' is cancelled \(a typo\)"):
+        await resample(world.bus, world.clock, "old", into="again")
 
 
 async def test_an_unknown_run_is_named_with_those_that_are_known(world):

@@ -13,8 +13,10 @@ from infra.clickhouse.check import check, conservation
 from infra.clickhouse.client import connect
 from infra.clock import SystemClock
 from infra.errors import WaitTimeout
+from infra.trajectories import trajectories_of
 from infra.wire import Publisher
 from schemas.arbiter import Arbiter, Ruling
+from schemas.control import RunManifest
 from schemas.decisions import (
     Branch,
     DropReason,
@@ -29,7 +31,7 @@ from schemas.decisions import (
 from schemas.dispositions import dispositions
 from schemas.messages import Trajectory
 from schemas.outcome import Boundary, Cancelled, Completed, Expired, Failed, FailureKind
-from schemas.topics import DECISIONS, TASKS, TRAJECTORIES
+from schemas.topics import CONTROL, DECISIONS, TASKS, TRAJECTORIES
 from tests.golden.samples import TASK
 from tests.integration.clickhouse.helpers import rows_of, running_sink, until_stored
 
@@ -75,9 +77,8 @@ class Log:
         return offset
 
     def task(self, group, sample, *, start_by_ms=FAR_MS, digest="d"):
-        return msgspec.structs.replace(
-            TASK, run=RUN, group=group, sample=sample, payload_digest=digest, start_by_ms=start_by_ms
-        )
+        place = {"run": RUN, "group": group, "sample": sample, "row": sum(map(ord, group))}
+        return msgspec.structs.replace(TASK, **place, payload_digest=digest, start_by_ms=start_by_ms)
 
     async def start(self):
         return await self.decide(TrainerStarted(run=RUN, config={}, start=0, step=0))
@@ -216,6 +217,66 @@ async def test_the_samples_of_undone_steps_are_rolled_back(log, address):
     assert report.conserved, report.violations
     assert report.counts == {"trained": 1, "rolled_back": 3}
     assert log.expected().counts() == report.counts
+
+
+async def graded_anew(log, *, leave_out=()):
+    """The small run, all of whose outcomes but some were graded anew as run `new`."""
+    await a_small_run(log)
+    await log.end_sample("g", 0, LOST)  # superseded: nothing of it is graded
+    partition = trajectories_of(RUN).partition
+    end = (await log.bus.end_offsets(TRAJECTORIES.name))[partition]
+    await log.publisher.publish(CONTROL, RunManifest(run=RUN, seed=1, samples=2))
+    extra = {"replay_of": RUN, "from": "eval", "replayed": [0, end]}
+    await log.publisher.publish(CONTROL, RunManifest(run="new", seed=1, samples=2, extra=extra))
+    for number, (group, sample) in enumerate((group, sample) for group in "gh" for sample in (0, 1)):
+        if number not in leave_out:
+            await bring(log, group, sample)
+
+
+async def bring(log, group, sample, *, stage="replay"):
+    task = msgspec.structs.replace(log.task(group, sample), run="new", group=f"new-{group}")
+    record = Trajectory(task=task, outcome=DONE, stage=stage)
+    await log.publisher.publish(TRAJECTORIES, record)
+
+
+async def report_of_new(log, address):
+    async with running_sink(log.bus, address):
+        return await check(log.bus, address, SystemClock(), "new", wait_s=30)
+
+
+async def test_a_run_made_by_grading_another_one_anew_is_conserved(log, address):
+    """It has no tasks: each outcome brings its sample along, once for each that the other run had by then."""
+    await graded_anew(log)
+    await log.admit("late")
+    await log.end_sample("late", 0, DONE)  # after the replay
+    await bring(log, "g", 0)  # superseded
+    report = await report_of_new(log, address)
+
+    assert report.conserved, report.violations
+    assert (4, {"unread": 4}) == (report.admitted, report.counts)
+    assert await rows_of(address, "SELECT admitted, conserved FROM conservation(run = 'new')") == [(4, 1)]
+
+
+async def test_a_an_outcome_that_was_not_graded_anew_is_found(log, address):
+    """A replay that was killed half way is not a whole run."""
+    await graded_anew(log, leave_out={1, 2})
+    report = await report_of_new(log, address)
+
+    assert not report.conserved
+    assert (2, 2) == (report.admitted, report.found)
+    assert "(a) g/1 of run r was to be graded anew, and has no record here" in report.violations
+
+
+async def test_a_an_outcome_that_no_other_run_had_is_found(log, address):
+    """Neither what a replay brings besides, nor what somebody else writes without a task."""
+    await graded_anew(log)
+    await bring(log, "x", 0)
+    await bring(log, "y", 1, stage="eval")
+    report = await report_of_new(log, address)
+
+    assert not report.conserved
+    assert any("new-x/0: brought by a replay, but run r has no such" in text for text in report.violations)
+    assert any("new-y/1: (a) has a record or a decision, but no task" in text for text in report.violations)
 
 
 async def test_a_row_that_is_stored_twice_is_found(log, address):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 from hypothesis import example, given
@@ -13,7 +15,7 @@ from producers import redrive
 from producers.publish import publish_tasks
 from producers.redrive import MAX_REFUSALS, MAX_SIBLINGS, NotRedrivable, Redrive, siblings, work_of
 from schemas import codec
-from schemas.control import RunManifest
+from schemas.control import Cancel, RunManifest
 from schemas.identity import group_id
 from schemas.limits import RECORD_BYTES
 from schemas.messages import MAX_TIME_MS, Episode, Task, Trajectory
@@ -284,3 +286,45 @@ async def test_an_episode_of_the_same_group_is_no_second_group(bus):
     report = await redriven(bus)
 
     assert (2, 1) == (report.letters, len(report.groups))
+
+
+async def test_work_of_a_cancelled_run_is_refused_and_that_of_others_is_done(bus):
+    """Every stage would skip it, and nobody would be told."""
+    publisher = Publisher(bus, bus.clock, "test")
+    await publisher.publish(CONTROL, Cancel(target="gone", cause="a typo"))
+    await buried(bus, codec.encode(make_task(run="gone")))
+    await buried(bus, codec.encode(make_task(run="kept")), offset=1)
+    report = await redriven(bus)
+
+    assert (1, 1, {"kept"}) == (report.letters, report.refused, {task.run for task in await tasks(bus)})
+    assert "gone is cancelled (a typo)" in report.refusals[0][1]
+
+
+async def test_a_cancel_of_the_old_group_or_of_another_run_does_not_stop_its_work(bus):
+    """The new group has an id of its own; only one that is withdrawn itself is refused."""
+    (first,) = siblings(make_task(), start_by_ms=1)
+    publisher = Publisher(bus, bus.clock, "test")
+    for target in ("other", "test/g0"):
+        await publisher.publish(CONTROL, Cancel(target=target, cause="by request"))
+    await buried(bus, codec.encode(make_task()))
+    assert 1 == (await redriven(bus)).letters
+
+    await publisher.publish(CONTROL, Cancel(target=f"test/{first.group}", cause="by request"))
+    assert f"test/{first.group} is cancelled" in (await redriven(bus, again=True)).refusals[0][1]
+
+
+async def test_two_redrives_at_once_make_one_group_and_the_letters_of_both_copies_one_more(bus):
+    """Each sample may be rolled out twice and die twice; there is still one outcome each, and one group to do again."""
+    await buried(bus, codec.encode(make_task(samples=2)))
+    one, other = await asyncio.gather(redriven(bus), redriven(bus))
+    copies = await tasks(bus)
+    assert (4, 2, list(one.groups)) == (len(copies), len({task.id for task in copies}), list(other.groups))
+
+    for number, task in enumerate(copies, start=1):
+        await buried(bus, codec.encode(task), offset=number)
+    report = await redriven(bus)
+    (again,) = report.groups.values()
+
+    assert (4, 1, 1) == (report.letters, report.letters_before, len(report.before))
+    assert again.redrive_of == copies[0].group
+    assert 2 == len([task for task in await tasks(bus) if task.redrive_of == again.redrive_of])
