@@ -89,6 +89,8 @@ def tasks_of(
         max_sampled_tokens=manifest.max_sampled_tokens,
         sampling=sampling,
         min_version=0 if credit is None else credit.min_version,
+        stage=0 if credit is None else credit.stage,
+        shaping=None if credit is None else credit.shaping,
     )
     wrong = refusal(first)  # siblings differ in their number alone
     if wrong is not None:

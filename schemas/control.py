@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from schemas.message import Message, Part
-from schemas.messages import Budgets
+from schemas.messages import Budgets, Shaping
 from schemas.transcript import Sampling
 
 
@@ -61,6 +61,12 @@ class Credit(Message, frozen=True, kw_only=True, tag="rollmill.credit"):
     """Sampling temperature, stamped at admission."""
     closed: bool = False
     """The trainer wants no more groups: the run has ended."""
+    stage: int = 0
+    """Stage of the curriculum, stamped at admission."""
+    shaping: Shaping | None = None
+    """How much the parts of a reward count, stamped at admission."""
+    decided: int = -1
+    """Offset in `decisions` of the last one when this was given: what the feeder may know of how rows did."""
 
 
 class Cursor(Message, frozen=True, kw_only=True, tag="rollmill.cursor"):
@@ -70,6 +76,10 @@ class Cursor(Message, frozen=True, kw_only=True, tag="rollmill.cursor"):
     """The run."""
     admitted: int
     """Groups published and acknowledged (cumulative)."""
+    passed: int = 0
+    """Instances of the source that were admitted or skipped (cumulative); 0 where none is ever skipped."""
+    taking: bool = False
+    """The instance behind those is chosen and may be published in part: whoever feeds on takes it."""
 
 
 class FeederStarted(Message, frozen=True, kw_only=True, tag="rollmill.feeder_started"):

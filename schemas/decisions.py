@@ -78,6 +78,15 @@ class SampleRef(Part, frozen=True, kw_only=True):
     """Offset of the accepted record in the run's partition of `trajectories`."""
 
 
+class RowSuccess(Part, frozen=True, kw_only=True):
+    """What a group of the feeder achieved."""
+
+    row: int
+    """Place of its task in its source."""
+    success: float
+    """Mean unshaped success of its graded siblings."""
+
+
 class Member(Part, frozen=True, kw_only=True):
     """A sample of a batch."""
 
@@ -143,6 +152,10 @@ class StepDecided(Message, frozen=True, kw_only=True, tag="rollmill.step"):
     """Accepted completed records before `position` that no decision has used yet."""
     missing: int = 0
     """Groups fewer than the run asks for: too many in a row had been dropped."""
+    stage: int | None = None
+    """Stage of the curriculum for groups admitted after this step; none where it follows from the number of steps."""
+    rows: tuple[RowSuccess, ...] = ()
+    """What its groups achieved, where the feeder chooses rows by that."""
 
 
 class GroupDropped(Message, frozen=True, kw_only=True, tag="rollmill.group_dropped"):
@@ -160,6 +173,8 @@ class GroupDropped(Message, frozen=True, kw_only=True, tag="rollmill.group_dropp
     """Why."""
     members: tuple[SampleRef, ...]
     """Its accepted completed samples."""
+    row: RowSuccess | None = None
+    """What it achieved, where the feeder chooses rows by that."""
 
 
 class VersionPublished(Message, frozen=True, kw_only=True, tag="rollmill.version"):

@@ -6,6 +6,7 @@ contract with golden bytes is `docs/wire.md`. Token arrays are bytes; see `trans
 
 from __future__ import annotations
 
+import math
 from typing import Any, Self
 
 import msgspec
@@ -34,6 +35,7 @@ TASK_RANGES: dict[str, tuple[int, int]] = {
     "max_sampled_tokens": (1, 2**31 - 1),
     "min_version": (0, 2**53),
     "admission": (0, 2**53),
+    "stage": _COUNT,
 }
 """Field of a task -> lowest and highest value."""
 
@@ -59,6 +61,26 @@ class Budgets(Part, frozen=True, kw_only=True):
     def total_s(self) -> float:
         """Sum over the stages."""
         return self.init_s + self.run_s + self.eval_s
+
+
+class Shaping(Part, frozen=True, kw_only=True):
+    """How much the parts of a reward count: stamped on a group at admission, so its siblings agree."""
+
+    weights: dict[str, float] = {}
+    """Component -> its factor; a component of the family that is not named counts once. EVAL adds `repeated_actions`
+    and `long_actions` where they are named; `process` is the factor of the turns' rewards."""
+    long_action: int = 0
+    """Sampled tokens above which an action is over-long; 0: only if the engine cut it off."""
+    once_per_state: bool = False
+    """A turn has a process reward only if it led to what was not seen before in its episode."""
+
+    def check(self) -> None:
+        """Raise ValueError unless every factor is a number."""
+        for name, weight in self.weights.items():
+            if not math.isfinite(weight):
+                raise ValueError(f"shaping.weights.{name} is {weight}; a weight is a finite number")
+        if self.long_action < 0:
+            raise ValueError(f"shaping.long_action is {self.long_action}; it is 0 or more")
 
 
 class SampleId(Part, frozen=True, kw_only=True, order=True):
@@ -115,10 +137,16 @@ class Task(Message, frozen=True, kw_only=True, tag="rollmill.task"):
     """RUN waits for a policy of at least this version."""
     redrive_of: str | None = None
     """The decided group whose work this one repeats."""
+    stage: int = 0
+    """Stage of its run's curriculum in which its group was admitted."""
+    shaping: Shaping | None = None
+    """How much the parts of its reward count; as the family gives them unless it is here."""
 
     def check(self) -> None:
         """Raise ValueError when a number is outside what it can mean: a foreign producer may write anything."""
         self.budgets.check()
+        if self.shaping is not None:
+            self.shaping.check()
         for name, (low, high) in TASK_RANGES.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:  # a foreign task has no admission number

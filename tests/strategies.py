@@ -12,7 +12,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from schemas.message import Message
-from schemas.messages import LONGEST_BUDGET_S, TASK_RANGES, Budgets, Rollout, Task
+from schemas.messages import LONGEST_BUDGET_S, TASK_RANGES, Budgets, Rollout, Shaping, Task
 from schemas.topics import TABLE
 from schemas.transcript import SampledSpan, Sampling, Transcript, Turn, pack_logprobs, pack_tokens
 
@@ -71,6 +71,10 @@ def structs(kind: type[Any]) -> st.SearchStrategy[Any]:
         fields["gradings"] = st.integers(0, 2**31 - 1)
     if kind is Budgets:
         fields = {name: st.floats(0, LONGEST_BUDGET_S) for name in fields}
+    if kind is Shaping:
+        finite = st.floats(allow_nan=False, allow_infinity=False)
+        fields["weights"] = st.dictionaries(st.text(max_size=12), finite, max_size=3)
+        fields["long_action"] = st.integers(0, 2**31 - 1)
     return st.builds(kind, **fields)
 
 

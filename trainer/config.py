@@ -270,22 +270,48 @@ def synchronous(algorithm: AlgorithmConfig) -> AlgorithmConfig:
     return algorithm if algorithm.max_lag else algorithm.model_copy(update={"late": Late.WAIT})
 
 
+Weights = dict[str, Annotated[float, Field(allow_inf_nan=False)]]
+"""Component of the reward -> its factor."""
+
+
+class RewardsConfig(Frozen):
+    """How much the parts of a reward count, stamped on groups at admission; as the family gives them unless given."""
+
+    weights: Weights = {}
+    """Factor of a component; 1 unless named. `repeated_actions` and `long_actions` are minus the number of such turns,
+    for any family, and count only where they are named; `process` is the factor of the turns' rewards."""
+    long_action: Annotated[int, Field(ge=0)] = 0
+    """Sampled tokens above which an action is over-long; 0: only if the engine cut it off."""
+    once_per_state: bool = False
+    """Pay a turn's process reward only if it led to what was not seen before in its episode."""
+
+
 class CurriculumConfig(Frozen):
-    """What changes with the trainer's steps (`curriculum.py` says how); without it `algorithm` holds throughout."""
+    """What changes from stage to stage (`curriculum.py` says how); without it `algorithm` holds throughout."""
 
     horizons: tuple[Count, ...] = ()
     """Most turns of an episode, one stage after the other; the last one stays. In the place of `algorithm.horizon`."""
     temperatures: tuple[Positive, ...] = ()
     """Sampling temperatures in the same way, in the place of `algorithm.temperature`."""
+    weights: tuple[Weights, ...] = ()
+    """Weights of the reward's components in the same way, over `rewards.weights`."""
     every: Count | None = None
-    """Trainer steps of one stage."""
+    """Trainer steps of one stage; with `success` the most that it has."""
+    success: Annotated[float, Field(gt=0, le=1)] | None = None
+    """A stage ends with the step at which the mean success of its last `success_groups` groups reaches this."""
+    success_groups: Count = 64
+    """Groups in that mean: complete ones that were admitted in the stage, kept and dropped alike."""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        if (self.horizons or self.temperatures) and self.every is None:
-            raise ValueError("`every` is missing: after how many trainer steps does the next stage begin?")
-        if self.every is not None and not (self.horizons or self.temperatures):
-            raise ValueError("`every` without `horizons` or `temperatures`: there is nothing to change")
+        changes, ends = self.horizons or self.temperatures or self.weights, self.every or self.success
+        if changes and not ends:
+            raise ValueError(
+                "`every` is missing: after how many trainer steps does the next stage begin? Or, with `success`, at "
+                "which mean success?"
+            )
+        if ends and not changes:
+            raise ValueError("`every` or `success` without `horizons`, `temperatures` or `weights`: nothing to change")
         return self
 
 
@@ -450,7 +476,9 @@ class RunConfig(Frozen):
     checkpoints: CheckpointConfig = CheckpointConfig()
     """How much is kept on disk."""
     curriculum: CurriculumConfig = CurriculumConfig()
-    """What changes with the trainer's steps."""
+    """What changes from stage to stage."""
+    rewards: RewardsConfig = RewardsConfig()
+    """How much the parts of a reward count."""
     tasks: dict[str, Any] = {}
     """For the producer of the run's tasks; the trainer only records it."""
     evaluation: EvaluationConfig | None = None

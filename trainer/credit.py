@@ -15,11 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from schemas.control import Credit
-from trainer.config import AlgorithmConfig, CurriculumConfig, Late
-from trainer.curriculum import stamp
-
-CONSTANT = CurriculumConfig()
-"""Nothing changes with the steps."""
+from trainer.config import AlgorithmConfig, CurriculumConfig, Late, RewardsConfig
+from trainer.curriculum import AS_GRADED, stage_after, stamp
+from trainer.rules import CONSTANT
 
 
 def credit(
@@ -31,6 +29,9 @@ def credit(
     step: int,
     versions: Mapping[int, int],
     curriculum: CurriculumConfig = CONSTANT,
+    rewards: RewardsConfig = AS_GRADED,
+    stage: int | None = None,
+    decided: int = -1,
     lowest_version: int = 0,
     closed: bool = False,
 ) -> Credit:
@@ -43,11 +44,15 @@ def credit(
         resolved: admitted groups that are decided, and if trained, announced.
         step: steps made.
         versions: version -> step that made it.
-        curriculum: what is stamped, where that changes with the steps.
+        curriculum: what is stamped, where that changes.
+        rewards: how much the parts of a reward count.
+        stage: of the curriculum, where that does not follow from the number of steps.
+        decided: offset of the trainer's last decision.
         lowest_version: what sampled before it is of a line that was left.
         closed: no more groups are wanted.
     """
-    stamped = stamp(algorithm, curriculum, step)
+    stage = stage_after(curriculum, step) if stage is None else stage
+    stamped = stamp(algorithm, curriculum, stage, rewards)
     oldest = step if algorithm.late is Late.WAIT else max(0, step - algorithm.max_lag)
     return Credit(
         run=run,
@@ -58,4 +63,7 @@ def credit(
         horizon=stamped.horizon,
         temperature=stamped.temperature,
         closed=closed,
+        stage=stage,
+        shaping=stamped.shaping,
+        decided=decided,
     )

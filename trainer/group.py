@@ -27,6 +27,10 @@ class Group:
     """Graded siblings by sample number: the baseline and the batch."""
     family: str = ""
     """Family of its task."""
+    row: int = 0
+    """Place of its task in its source."""
+    stage: int = 0
+    """Stage of the curriculum in which it was admitted."""
     excluded: int
     """Siblings that failed, expired or were cancelled: in neither."""
 
@@ -59,5 +63,7 @@ class OpenGroup:
             first=first.offset,
             completed=completed,
             family=first.family,
+            row=first.row,
+            stage=first.stage,
             excluded=len(ordered) - len(completed),
         )

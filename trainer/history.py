@@ -30,7 +30,7 @@ from schemas.decisions import (
     undone_by,
 )
 from schemas.scores import Purpose
-from trainer.config import AlgorithmConfig, Lora, StopConfig
+from trainer.config import AlgorithmConfig, CurriculumConfig, Lora, StopConfig
 from trainer.groups import Script
 from trainer.rules import GroupRules
 from trainer.state import TrainerState
@@ -220,7 +220,8 @@ class History:
 
 def rules_of(config: Mapping[str, Any]) -> GroupRules:
     """Return the rules in a configuration as a trainer wrote it down; a key that it did not know had its default."""
-    return GroupRules.of(AlgorithmConfig.model_validate(config.get("algorithm", {})), stop_of(config))
+    curriculum = CurriculumConfig.model_validate(config.get("curriculum", {}))
+    return GroupRules.of(AlgorithmConfig.model_validate(config.get("algorithm", {})), stop_of(config), curriculum)
 
 
 def lora_of(config: Mapping[str, Any]) -> Lora | None:

@@ -249,7 +249,7 @@ class Trainer:
     def _stand(self, history: History) -> None:
         config = self._config
         self._assembler = GroupAssembler(
-            GroupRules.of(config.algorithm, config.stop),
+            GroupRules.of(config.algorithm, config.stop, config.curriculum),
             self._last.assembler,
             script=history.script(self._last.step),
             versions=history.made_by,
@@ -438,6 +438,7 @@ class Trainer:
             advantage_digest=step.advantage_digest,
             buffered=step.buffered,
             missing=step.missing,
+            stage=step.stage,
         )
 
     def _learn(self, step: Step) -> StepMetrics:
@@ -524,6 +525,9 @@ class Trainer:
             step=self._assembler.steps,
             versions=self._assembler.versions,
             curriculum=self._config.curriculum,
+            rewards=self._config.rewards,
+            stage=self._assembler.stage,
+            decided=self._log.last_offset,
             lowest_version=self._lowest_version,
             closed=closed,
         )

@@ -21,6 +21,7 @@ from schemas.batch import batch_digest
 from schemas.decisions import DropReason, StepDecided
 from trainer.advantages import soft_overlong
 from trainer.config import AlgorithmConfig
+from trainer.curriculum import StageState
 from trainer.decision_log import read_started
 from trainer.groups import AssemblerState, Dropped, GroupAssembler, Script, Step
 from trainer.history import History, rules_of
@@ -174,7 +175,7 @@ class _Replay:
                 by_model=algorithm.estimator.needs_model,
             )
             if cause:
-                assembler = self._after(recorded)
+                assembler = self._after(recorded, assembler.state().stages)
 
     def other_drops(self) -> tuple[str, ...]:
         """Return the groups whose drops are not the same in both."""
@@ -195,8 +196,8 @@ class _Replay:
                         self._found_drops[event.group.id] = event.reason
         return None
 
-    def _after(self, recorded: StepDecided) -> GroupAssembler:
-        """Return an assembler that stands where the trainer stood after a recorded step."""
+    def _after(self, recorded: StepDecided, stages: StageState) -> GroupAssembler:
+        """Return an assembler that stands where the trainer stood after a recorded step, as far as anybody knows."""
         steps = [s for s in self._history.steps.values() if s.step <= recorded.step]
         closed = {m.group for s in steps for m in s.members}
         closed |= {g for g, d in self._history.drops.items() if d.position <= recorded.position}
@@ -209,6 +210,7 @@ class _Replay:
                 steps=recorded.step,
                 closed=tuple(sorted(closed)),
                 resolved=resolved,
+                stages=stages if recorded.stage is None else stages.at(recorded.stage, recorded.step),
                 pacing=pacing,
             )
         )
@@ -277,11 +279,17 @@ def difference(found: Step | None, recorded: StepDecided, assembler: GroupAssemb
         )
     if cause := _other_members(found, recorded):
         return cause
-    if found.position != recorded.position:
-        return f"decided at position {found.position}, recorded at {recorded.position}"
+    if (found.position, found.stage) != (recorded.position, recorded.stage):
+        return _other_place(found, recorded)
     if found.digest != recorded.digest:
         return "the same samples in another order"
     return "" if found.advantage_digest == recorded.advantage_digest else "the same batch with other advantages"
+
+
+def _other_place(found: Step, recorded: StepDecided) -> str:
+    if found.position != recorded.position:
+        return f"decided at position {found.position}, recorded at {recorded.position}"
+    return f"stage {found.stage} of the curriculum follows, stage {recorded.stage} was recorded"
 
 
 def _other_members(found: Step, recorded: StepDecided) -> str:

@@ -11,8 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from schemas.decisions import DropReason
-from trainer.config import AlgorithmConfig, Estimator, Filter, Late, OnNoVariance, StopConfig
+from trainer.config import AlgorithmConfig, CurriculumConfig, Estimator, Filter, Late, OnNoVariance, StopConfig
+from trainer.curriculum import StageRules
 from trainer.group import Group
+
+CONSTANT = CurriculumConfig()
+"""Nothing changes with the steps."""
 
 VARIANCE_TOLERANCE = 1e-6
 """Siblings differ if their largest and smallest value are further apart than this."""
@@ -46,9 +50,11 @@ class GroupRules:
     """Siblings trade their rewards by this seed; none: each keeps its own."""
     most_dropped: int | None = None
     """Groups dropped in a row after which a step may have fewer groups; none: it never has."""
+    stages: StageRules | None = None
+    """When a stage of the curriculum ends; none where the number of steps says it."""
 
     @classmethod
-    def of(cls, algorithm: AlgorithmConfig, stop: StopConfig) -> GroupRules:
+    def of(cls, algorithm: AlgorithmConfig, stop: StopConfig, curriculum: CurriculumConfig = CONSTANT) -> GroupRules:
         """Return the rules that a configuration states."""
         return cls(
             groups=algorithm.groups,
@@ -63,6 +69,7 @@ class GroupRules:
             keep_solved=algorithm.keep_solved,
             shuffle_seed=algorithm.shuffle_seed,
             most_dropped=stop.max_dropped if stop.on_no_variance is OnNoVariance.FEWER else None,
+            stages=StageRules.of(curriculum),
         )
 
 

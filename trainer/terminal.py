@@ -49,6 +49,10 @@ class Terminal:
     """It was graded; otherwise it failed, was cancelled or expired."""
     family: str = ""
     """Family of its task."""
+    row: int = 0
+    """Place of its task in its source."""
+    stage: int = 0
+    """Stage of the curriculum in which its group was admitted."""
     reward: float = 0.0
     """Shaped reward as used in training."""
     success: float = 0.0
@@ -99,6 +103,8 @@ def terminal(received: Received[Trajectory], overlong: Overlong | None, *, keep_
         content=content_hash(received.raw),
         completed=False,
         family=task.family,
+        row=task.row,
+        stage=task.stage,
     )
     if not isinstance(outcome, Completed):
         return common

@@ -1,7 +1,8 @@
 """Rollout -> Trajectory: the family's grade becomes the sample's outcome.
 
-Grading reads the rollout alone. A grader that raises fails the rollout with a typed failure; a grade that is not a
-finite number is a grader's failure too, never a reward; so are process rewards for other turns than there were.
+Grading reads the rollout alone; how much the parts of a grade count was stamped on its task (`shaping.py`). A grader
+that raises fails the rollout with a typed failure; a grade that is not a finite number is a grader's failure too, never
+a reward; so are process rewards for other turns than there were.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from infra.stage import Done
 from schemas.messages import Rollout, Trajectory
 from schemas.outcome import Boundary, Completed, FailureKind, grade_flaw
 from schemas.transcript import TranscriptError, check
+from stages.eval.shaping import shaped
 from stages.handlers.base import Grade
 from stages.handlers.registry import handler
 
@@ -35,7 +37,8 @@ async def grade(rollout: Rollout, grader: str | None = None) -> Done[Trajectory]
     family = handler(grader or rollout.task.family)
     with boundary(Boundary.HANDLER_GRADE, FailureKind.HANDLER):
         given = await asyncio.to_thread(family.grade, rollout, rollout.verdict)
-        outcome = _completed(given, turns=len(rollout.transcript.turns), truncated=rollout.stop.truncated)
+        counted = shaped(given, rollout.transcript, rollout.task.shaping)
+        outcome = _completed(counted, turns=len(rollout.transcript.turns), truncated=rollout.stop.truncated)
     return Done(
         Trajectory(
             task=rollout.task,

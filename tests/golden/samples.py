@@ -6,6 +6,7 @@ Every field has a value that is not its default, so that the bytes show all of t
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -30,6 +31,7 @@ from schemas.decisions import (
     GroupDropped,
     Guard,
     Member,
+    RowSuccess,
     RunEnded,
     SampleRef,
     StepDecided,
@@ -38,7 +40,7 @@ from schemas.decisions import (
 )
 from schemas.identity import group_id, payload_digest, task_seed
 from schemas.message import Message
-from schemas.messages import Budgets, Episode, Rollout, Task, Trajectory
+from schemas.messages import Budgets, Episode, Rollout, Shaping, Task, Trajectory
 from schemas.outcome import Boundary, Cancelled, Completed, Expired, Failed, FailureKind, StopReason
 from schemas.scores import Purpose, Scores
 from schemas.telemetry import EventKind, MetricPoint, Metrics, StageEvent, StageEvents
@@ -56,6 +58,8 @@ PAYLOAD = {"size": 5, "agent": [0, 0], "key": [3, 1], "door": [4, 4], "note": "Ð
 GROUP = group_id(RUN, SOURCE, VISIT, ROW, PAYLOAD)
 NOW_MS = 1_767_225_600_000
 SAMPLING = Sampling(temperature=0.75, top_p=0.5, top_k=50, min_p=0.125, max_tokens=24)
+
+SHAPING = Shaping(weights={"format": 0.5, "repeated_actions": 0.125}, long_action=20, once_per_state=True)
 
 TASK = Task(
     run=RUN,
@@ -78,6 +82,8 @@ TASK = Task(
     sampling=SAMPLING,
     min_version=5,
     redrive_of="b4xq7zk2m5n3p6r2t7v3",
+    stage=2,
+    shaping=SHAPING,
 )
 
 TRANSCRIPT = Transcript(
@@ -183,9 +189,17 @@ SAMPLES: dict[str, Message] = {
         advantage_digest="d" * 64,
         buffered=(SampleRef(group="c5yr8al3n6p4q7s3u2w4", sample=1, offset=125),),
         missing=2,
+        stage=2,
+        rows=(RowSuccess(row=ROW, success=0.5),),
     ),
     "rollmill.group_dropped": GroupDropped(
-        run=RUN, epoch=12, position=131, group=GROUP, reason=DropReason.NO_VARIANCE, members=REFS
+        run=RUN,
+        epoch=12,
+        position=131,
+        group=GROUP,
+        reason=DropReason.NO_VARIANCE,
+        members=REFS,
+        row=RowSuccess(row=ROW, success=1.0),
     ),
     "rollmill.version": VersionPublished(run=RUN, epoch=12, step=5, version=6, digest="e" * 64),
     "rollmill.run_ended": RunEnded(run=RUN, epoch=12, position=140, step=5, reason="time limit", unused=REFS),
@@ -245,9 +259,18 @@ SAMPLES: dict[str, Message] = {
         extra={"code": "f" * 40},
     ),
     "rollmill.credit": Credit(
-        run=RUN, epoch=12, admit_up_to=24, min_version=5, horizon=14, temperature=0.75, closed=True
+        run=RUN,
+        epoch=12,
+        admit_up_to=24,
+        min_version=5,
+        horizon=14,
+        temperature=0.75,
+        closed=True,
+        stage=2,
+        shaping=SHAPING,
+        decided=130,
     ),
-    "rollmill.cursor": Cursor(run=RUN, admitted=20),
+    "rollmill.cursor": Cursor(run=RUN, admitted=20, passed=31, taking=True),
     "rollmill.feeder_started": FeederStarted(run=RUN, feeder="feeder-71@node", source="keydoor"),
     "rollmill.policy_version": PolicyVersion(run=RUN, epoch=12, version=6, directory="versions/6", digest="e" * 64),
     "rollmill.cancel": Cancel(target=f"{RUN}/{GROUP}/3", cause="by request"),
@@ -295,15 +318,37 @@ SAMPLES: dict[str, Message] = {
 
 BEFORE_TURN_REWARDS = Completed(components={"door": 0.0, "format": -0.5}, reward=-0.5, success=0.0, truncated=False)
 
+
+def before(name: str, **changes: Any) -> Message:
+    """Return a sample as it is read from what was written before its newest fields were there."""
+    sample = SAMPLES[name]
+    task = {"task": OLDER_TASK} if hasattr(sample, "task") else {}
+    return msgspec.structs.replace(sample, **{**task, **changes})
+
+
+OLDER_TASK = msgspec.structs.replace(TASK, stage=0, shaping=None)
+
 OLDER: dict[str, Message] = {
-    "rollmill.branch.1": msgspec.structs.replace(SAMPLES["rollmill.branch"], cause="", lr_scale=1.0),
-    "rollmill.rollout.1": msgspec.structs.replace(SAMPLES["rollmill.rollout"], gradings=0),
-    "rollmill.trajectory.1": msgspec.structs.replace(SAMPLES["rollmill.trajectory"], outcome=BEFORE_TURN_REWARDS),
+    "rollmill.branch.1": before("rollmill.branch", cause="", lr_scale=1.0),
+    "rollmill.rollout.1": before("rollmill.rollout", gradings=0),
+    "rollmill.trajectory.1": before("rollmill.trajectory", outcome=BEFORE_TURN_REWARDS),
     # Before a span said whose weights sampled it.
-    "rollmill.rollout.2": SAMPLES["rollmill.rollout"],
-    "rollmill.trajectory.2": SAMPLES["rollmill.trajectory"],
-    "rollmill.step.1": msgspec.structs.replace(SAMPLES["rollmill.step"], missing=0),
-    "rollmill.trainer_started.1": msgspec.structs.replace(SAMPLES["rollmill.trainer_started"], forked_from=None),
+    "rollmill.rollout.2": before("rollmill.rollout"),
+    "rollmill.trajectory.2": before("rollmill.trajectory"),
+    "rollmill.step.1": before("rollmill.step", missing=0, stage=None, rows=()),
+    "rollmill.trainer_started.1": before("rollmill.trainer_started", forked_from=None),
+    # Before groups were stamped with a stage and the weights of their reward, and rows chosen by what they achieved.
+    "rollmill.task.1": OLDER_TASK,
+    "rollmill.episode.1": before("rollmill.episode"),
+    "rollmill.rollout.3": before("rollmill.rollout"),
+    "rollmill.trajectory.3": before("rollmill.trajectory"),
+    "rollmill.trajectory.failed.1": before("rollmill.trajectory.failed"),
+    "rollmill.trajectory.cancelled.1": before("rollmill.trajectory.cancelled"),
+    "rollmill.trajectory.expired.1": before("rollmill.trajectory.expired"),
+    "rollmill.credit.1": before("rollmill.credit", stage=0, shaping=None, decided=-1),
+    "rollmill.cursor.1": before("rollmill.cursor", passed=0, taking=False),
+    "rollmill.step.2": before("rollmill.step", stage=None, rows=()),
+    "rollmill.group_dropped.1": before("rollmill.group_dropped", row=None),
 }
 """File name -> message that it means now: bytes of writers from before a field was added; logs still hold them."""
 

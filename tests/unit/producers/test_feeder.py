@@ -16,6 +16,7 @@ from producers.feeder import MANIFEST_WAIT_S, SAY_EVERY_S, Feeder, FeederReplace
 from producers.generated import GeneratedSource
 from schemas.control import Cancel, Credit, Cursor, RunManifest
 from schemas.identity import group_id
+from schemas.messages import Shaping
 from schemas.topics import CONTROL, TABLE, TASKS
 from tests.logs import read_all, wait_until
 
@@ -97,6 +98,21 @@ async def test_groups_carry_the_stamps_of_the_credit_they_were_admitted_under(bu
     assert {(0, 10, 1.0, 0), (1, 12, 0.8, 3)} == {
         (task.admission, task.horizon, task.sampling.temperature, task.min_version) for task in await tasks(bus)
     }
+
+
+async def test_groups_carry_the_stage_and_the_reward_weights_of_their_credit(bus, clock):
+    """Siblings share them, and a group that was admitted before keeps its own."""
+    await say(bus, clock, MANIFEST)
+    early = Shaping(weights={"format": 1.0})
+    await allow(bus, clock, 1, stage=0, shaping=early)
+    running = asyncio.create_task(Feeder(bus, clock, "r", SOURCE).run())
+    await wait_until(lambda: admitted(bus), 1)
+    await allow(bus, clock, 2, stage=1)
+    await wait_until(lambda: admitted(bus), 2)
+    await cancelled(running)
+
+    found = [(task.admission, task.stage, task.shaping) for task in await tasks(bus)]
+    assert sorted(found, key=lambda one: one[0]) == [(0, 0, early)] * 2 + [(1, 1, None)] * 2
 
 
 async def test_a_closed_run_ends_the_feeder(bus, clock):
