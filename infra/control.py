@@ -221,6 +221,11 @@ async def control_now(bus: Bus, clock: Clock) -> ControlView:
     return view
 
 
+def _place(cursor: Cursor) -> tuple[int, int, bool]:
+    """Return how far a feeder is; what it takes next comes behind what it has admitted."""
+    return cursor.admitted, max(cursor.admitted, cursor.passed), cursor.taking
+
+
 def _older(new: Control, known: Control | None) -> bool:
     """Tell whether a record says less than what is known."""
     match new, known:
@@ -229,7 +234,7 @@ def _older(new: Control, known: Control | None) -> bool:
         case PolicyVersion(), PolicyVersion():
             return (new.epoch, new.version) < (known.epoch, known.version)
         case Cursor(), Cursor():
-            return new.admitted < known.admitted
+            return _place(new) < _place(known)
         case RunManifest(), RunManifest():
             return True
         case Breaker(), Breaker():

@@ -6,6 +6,10 @@ in between publishes at most one group twice, and the arbiter absorbs that. What
 group is fed like any other and ends at once as `cancelled`: only then does the trainer know that its number is done
 with, and gives credit for the next.
 
+Rows of a source that is passed again may be chosen by what they achieved (`difficulty.py`). Then the choice is written
+into the cursor before its first task, so that a feeder that takes over goes on with the same instance, whatever is
+known by then: a number has one group.
+
 A feeder says that it starts; one that reads of a later start stops, whoever is behind it (`FeederReplaced`). What both
 published until then are the same groups under the same ids, and the cursor is the maximum.
 """
@@ -20,6 +24,7 @@ from infra.control import ControlView
 from infra.errors import ConfigError, RollmillError, WaitTimeout
 from infra.service import worker_name
 from infra.wire import Publisher
+from producers.difficulty import Difficulty
 from producers.publish import publish_tasks, refuse_other, tasks_of
 from producers.source import Instance, TaskSource
 from schemas.control import Cancel, Credit, Cursor, FeederStarted, RunManifest
@@ -42,7 +47,14 @@ class Feeder:
     """Feeds one run from one source."""
 
     def __init__(
-        self, bus: Bus, clock: Clock, run: str, source: TaskSource, *, expected: RunManifest | None = None
+        self,
+        bus: Bus,
+        clock: Clock,
+        run: str,
+        source: TaskSource,
+        *,
+        expected: RunManifest | None = None,
+        floor: float | None = None,
     ) -> None:
         """Set up.
 
@@ -52,12 +64,14 @@ class Feeder:
             run: the run.
             source: where its instances come from.
             expected: what the feeder was told that the run is; another recorded manifest is refused.
+            floor: chance of a row that says nothing new, if rows are chosen by difficulty; all are taken unless given.
         """
         self._bus = bus
         self._clock = clock
         self._run = run
         self._source = source
         self._expected = expected
+        self._floor = floor
         self._started_at = -1
         self._publisher = Publisher(bus, clock, "feeder")
         self._control = ControlView(bus, clock)
@@ -72,9 +86,10 @@ class Feeder:
         if self._expected is not None:
             refuse_other(manifest, self._expected)
         await self._take_over()
-        cursor = self._control.get(f"cursor/{self._run}", Cursor)
-        admitted = cursor.admitted if cursor else 0
-        for instance in self._source.instances(admitted):
+        rows = self._difficulty(manifest)
+        cursor = self._control.get(f"cursor/{self._run}", Cursor) or Cursor(run=self._run, admitted=0)
+        admitted, first = cursor.admitted, max(cursor.admitted, cursor.passed)
+        for passed, instance in enumerate(self._source.instances(first), first):
             credit = await self._credit_for(admitted)
             if isinstance(credit, Cancel):
                 cause = credit.cause
@@ -83,8 +98,13 @@ class Feeder:
             if credit.closed:
                 log.info("run %s is closed by its trainer: %d groups admitted", self._run, admitted)
                 return admitted
+            if rows is not None and not (cursor.taking and passed == first):
+                if not await rows.takes(instance, credit.decided):
+                    continue
+                await self._publisher.publish(CONTROL, self._cursor(admitted, passed, taking=True))
             await self._admit(manifest, instance, admitted, credit)
             admitted += 1
+            await self._publisher.publish(CONTROL, self._cursor(admitted, passed + 1))
         log.info("the source of run %s ended: %d groups admitted", self._run, admitted)
         return admitted
 
@@ -113,7 +133,16 @@ class Feeder:
         now_ms = self._clock.now_ms()
         tasks = tasks_of(manifest, self._source.name, instance, now_ms=now_ms, admission=number, credit=credit)
         await publish_tasks(self._publisher, tasks)
-        await self._publisher.publish(CONTROL, Cursor(run=self._run, admitted=number + 1))
+
+    def _cursor(self, admitted: int, passed: int, *, taking: bool = False) -> Cursor:
+        """Return how far the feeder is; how far in the source only where some of it was skipped."""
+        skipped = passed != admitted or taking
+        return Cursor(run=self._run, admitted=admitted, passed=passed if skipped else 0, taking=taking)
+
+    def _difficulty(self, manifest: RunManifest) -> Difficulty | None:
+        if self._floor is None:
+            return None
+        return Difficulty(self._bus, self._clock, self._run, manifest.seed, self._floor)
 
     async def _credit_for(self, number: int) -> Credit | Cancel:
         """Return the credit once it covers a group number, or closes the run; waits as long as the trainer does.

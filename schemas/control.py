@@ -77,7 +77,7 @@ class Cursor(Message, frozen=True, kw_only=True, tag="rollmill.cursor"):
     admitted: int
     """Groups published and acknowledged (cumulative)."""
     passed: int = 0
-    """Instances of the source that were admitted or skipped (cumulative); 0 where none is ever skipped."""
+    """Instances of the source that were admitted or skipped (cumulative); 0 where none was skipped."""
     taking: bool = False
     """The instance behind those is chosen and may be published in part: whoever feeds on takes it."""
 

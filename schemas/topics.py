@@ -208,7 +208,7 @@ DECISIONS: Topic[Decision] = Topic(
     partitions=8,
     spread=Spread.RUN,
     producers=("trainer",),
-    consumers=("trainer", "replay", "status", "sink"),
+    consumers=("trainer", "replay", "feeder", "status", "sink"),
     retention_ms=LONG_MS,
 )
 EVENTS: Topic[StageEvents] = Topic(

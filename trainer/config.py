@@ -286,6 +286,13 @@ class RewardsConfig(Frozen):
     """Pay a turn's process reward only if it led to what was not seen before in its episode."""
 
 
+class DifficultyConfig(Frozen):
+    """Rows of a source that is passed again are chosen by what they achieved (`producers/difficulty.py`)."""
+
+    floor: Annotated[float, Field(ge=0.01, le=1)] = 0.1
+    """Chance that a row is taken again whose siblings all succeeded or all failed; where half did it always is."""
+
+
 class CurriculumConfig(Frozen):
     """What changes from stage to stage (`curriculum.py` says how); without it `algorithm` holds throughout."""
 
@@ -301,6 +308,8 @@ class CurriculumConfig(Frozen):
     """A stage ends with the step at which the mean success of its last `success_groups` groups reaches this."""
     success_groups: Count = 64
     """Groups in that mean: complete ones that were admitted in the stage, kept and dropped alike."""
+    difficulty: DifficultyConfig | None = None
+    """Choose rows by their success; the source is passed as it is unless given."""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

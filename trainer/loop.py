@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from infra.clock import Clock
 from infra.errors import RollmillError
 from infra.trajectories import read_trajectory, trajectories_of
 from infra.wire import Publisher, Received
-from schemas.decisions import Branch, GroupDropped, RunEnded, StepDecided, TrainerStarted
+from schemas.decisions import Branch, GroupDropped, RowSuccess, RunEnded, StepDecided, TrainerStarted
 from schemas.messages import Trajectory
 from schemas.topics import CONTROL, METRICS, TRAJECTORIES
 from trainer import checkpoint
@@ -37,6 +37,7 @@ from trainer.decision_log import DecisionLog, read_history
 from trainer.ending import Ending, ending
 from trainer.evaluating import Evaluations, points_of
 from trainer.evaluation import Evaluator
+from trainer.group import Group
 from trainer.groups import Dropped, Event, GroupAssembler, Step
 from trainer.guarding import Guarding
 from trainer.guards import Figures, recent_success, unearned
@@ -385,6 +386,7 @@ class Trainer:
                     group=event.group.id,
                     reason=event.reason,
                     members=tuple(t.ref for t in event.group.completed),
+                    row=next(iter(self._rows([event.group])), None),
                 )
             )
         self._spool.drop(t.offset for t in event.group.completed)
@@ -439,7 +441,15 @@ class Trainer:
             buffered=step.buffered,
             missing=step.missing,
             stage=step.stage,
+            rows=tuple(self._rows(step.groups)),
         )
+
+    def _rows(self, groups: Iterable[Group]) -> Iterator[RowSuccess]:
+        """Yield what groups of the feeder achieved, if it chooses rows by that."""
+        if self._config.curriculum.difficulty is not None:
+            for group in groups:
+                if group.admission is not None and group.completed:
+                    yield RowSuccess(row=group.row, success=group.success)
 
     def _learn(self, step: Step) -> StepMetrics:
         """Train on a step; blocking."""

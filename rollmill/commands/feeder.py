@@ -32,7 +32,9 @@ def command(run_toml: Path, preset: str | None, run_overrides: tuple[str, ...], 
 async def _serve(run: RunConfig, folder: Path, config: Config) -> None:
     source = make_source(describe(dict(run.tasks)), folder)
     async with connected(config.bus, client="feeder") as bus:
-        feeder = Feeder(bus, SystemClock(), run.run, source, expected=manifest_of(run))
+        difficulty = run.curriculum.difficulty
+        floor = difficulty.floor if difficulty else None
+        feeder = Feeder(bus, SystemClock(), run.run, source, expected=manifest_of(run), floor=floor)
 
         async def feed() -> None:
             await feeder.run()

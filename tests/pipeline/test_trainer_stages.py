@@ -26,7 +26,7 @@ from infra.bus import TopicPartition
 from infra.clock import SystemClock
 from infra.wire import Publisher
 from schemas.control import Credit
-from schemas.decisions import StepDecided, live_decisions
+from schemas.decisions import GroupDropped, StepDecided, live_decisions
 from schemas.messages import Shaping
 from schemas.partition import partition_for
 from schemas.topics import CONTROL, DECISIONS, TRAJECTORIES
@@ -142,6 +142,50 @@ async def test_replay_finds_a_stage_that_does_not_follow_from_the_log(model, tmp
     found = (await replay(other, CLOCK, RUN)).first_difference
 
     assert (found.step, found.cause) == (3, "stage 1 of the curriculum follows, stage 2 was recorded")
+
+
+# ---- what the feeder learns of rows
+
+
+async def outcomes(bus):
+    """Return group -> (row, success) as decisions tell it."""
+    found = {}
+    for _, decision in live_decisions(await decisions(bus)):
+        if isinstance(decision, StepDecided):
+            groups = dict.fromkeys(member.group for member in decision.members)
+            found |= dict(zip(groups, decision.rows, strict=bool(decision.rows)))
+        if isinstance(decision, GroupDropped) and decision.row:
+            found[decision.group] = decision.row
+    return found
+
+
+async def test_decisions_say_what_rows_achieved_where_the_feeder_chooses_by_it(model, tmp_path):
+    """Kept groups and dropped ones; the credit names the last decision that it knows."""
+    bus = await recorded_bus()
+    config = run_config(tmp_path, model, curriculum={"difficulty": {"floor": 0.2}})
+    await train(config, bus)
+
+    found = await outcomes(bus)
+    assert len(found) >= 8
+    assert all(group == f"g{told.row:04d}" for group, told in found.items())
+    log = dict(await decisions(bus))
+    drops = {d.group for d in log.values() if isinstance(d, GroupDropped)}
+    assert drops <= found.keys()
+    assert all(found[group].success in {0.0, 1.0} for group in drops)
+    known = [credit.decided for credit in await credits_of(bus)]
+    assert known == sorted(known)
+    assert set(known) <= set(log)
+
+
+async def test_decisions_of_other_runs_say_nothing_of_rows(model, tmp_path):
+    """Nobody asks for it."""
+    bus = await recorded_bus()
+    await train(run_config(tmp_path, model), bus)
+
+    assert await outcomes(bus) == {}
+
+
+# ---- a live run
 
 
 class Pupil(Sampler):
