@@ -2,11 +2,15 @@
 
 A transcript of k segments becomes k sequences with one advantage, or one per turn; each sampled token is in exactly one
 of them. A sequence keeps, for each sampled token, its turn, its recorded log-prob, the temperature it was drawn at,
-its lag, and whether it is trained on. Micro-batches collect sequences of like length so that little is padded; they
-only split a sum, so they never change the gradient.
+its lag, and whether it is trained on. Micro-batches only split a sum, so they never change the gradient. There are two
+ways to fill them:
 
-Sequences are padded on the right. Under causal attention no real token looks at what follows it, so no attention mask
-is needed and the padding's value does not matter. This file does not know groups or losses.
+    buckets   sequences of like length, each in a row of its own, padded on the right: under causal attention no real
+              token looks at what follows it, so no mask is needed and the padding's value does not matter
+    packing   sequences one behind the other in a single row, with positions that begin anew at each: nothing is padded,
+              and the model keeps them apart by their positions (`forward.py` makes sure that it does)
+
+This file does not know groups or losses.
 """
 
 from __future__ import annotations
@@ -66,20 +70,26 @@ class TokenSequence:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MicroBatch:
-    """Sequences of one forward pass; B of them, padded to T, with P sampled tokens in all."""
+    """Sequences of one forward pass; B of them in L rows of length T, with P sampled tokens in all."""
 
     members: tuple[int, ...]
     """Which sequences, as indices into the list that was batched."""
     ids: torch.Tensor
-    """(B, T), padded on the right."""
+    """(L, T): a row per sequence, padded on the right, or one row for all."""
+    positions: torch.Tensor | None
+    """Where each id stands in its sequence, (L, T), if a row holds several."""
     rows: torch.Tensor
-    """Sequence of each sampled token, (P,)."""
+    """Sequence of each sampled token, as index into `members`, (P,)."""
+    lines: torch.Tensor
+    """Row of `ids` that it is in, (P,)."""
     columns: torch.Tensor
-    """Position whose logits predict it, (P,)."""
+    """Place in that row whose logits predict it, (P,)."""
     targets: torch.Tensor
     """Its id, (P,)."""
+    end_lines: torch.Tensor
+    """Row of the last token of each sequence, (B,)."""
     ends: torch.Tensor
-    """Position of the last token of each sequence, (B,)."""
+    """Its place in that row, (B,)."""
     temperature: torch.Tensor
     """(P,)."""
     rollout: torch.Tensor
@@ -193,47 +203,103 @@ def micro_batches(
     micro_tokens: int,
     chosen: Iterable[int] | None = None,
     *,
+    packed: bool = False,
     device: str = "cpu",
 ) -> list[MicroBatch]:
-    """Group sequences of like length so that each pass has at most `micro_tokens` padded tokens.
+    """Split sequences into passes of at most `micro_tokens` tokens each, padding included.
 
     A sequence longer than that has a pass of its own.
 
     Args:
         batch: all sequences.
-        micro_tokens: padded tokens per pass.
+        micro_tokens: tokens per pass.
         chosen: which of them; all unless given.
+        packed: put sequences one behind the other instead of below each other.
         device: where the tensors live.
     """
     indices = range(len(batch)) if chosen is None else chosen
     by_length = sorted(indices, key=lambda i: (len(batch[i]), i))
+    passes = _packs(batch, by_length, micro_tokens) if packed else _buckets(batch, by_length, micro_tokens)
+    return [_tensors([batch[i] for i in members], tuple(members), device, packed=packed) for members in passes]
+
+
+def _buckets(batch: Sequence[TokenSequence], by_length: Sequence[int], micro_tokens: int) -> list[list[int]]:
+    """Return passes of like length, each padded to its longest sequence."""
     passes: list[list[int]] = []
     for index in by_length:
         if passes and (len(passes[-1]) + 1) * len(batch[index]) <= micro_tokens:
             passes[-1].append(index)
         else:
             passes.append([index])
-    return [_tensors([batch[i] for i in members], tuple(members), device) for members in passes]
+    return passes
 
 
-def _tensors(batch: Sequence[TokenSequence], members: tuple[int, ...], device: str) -> MicroBatch:
+def _packs(batch: Sequence[TokenSequence], by_length: Sequence[int], micro_tokens: int) -> list[list[int]]:
+    """Return passes without padding: each sequence, the longest first, goes where it fits first."""
+    passes: list[list[int]] = []
+    left: list[int] = []
+    for index in reversed(by_length):
+        length = len(batch[index])
+        place = next((i for i, room in enumerate(left) if length <= room), None)
+        if place is None:
+            place = len(passes)
+            passes.append([])
+            left.append(micro_tokens)
+        passes[place].append(index)
+        left[place] -= length
+    return passes
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Places:
+    """Where the tokens of B sequences lie in a pass."""
+
+    ids: Ints
+    """(L, T)."""
+    positions: Ints | None
+    """(L, T)."""
+    lines: Ints
+    """Row of each sequence, (B,)."""
+    starts: Ints
+    """Place of its first token in that row, (B,)."""
+
+
+def _padded(batch: Sequence[TokenSequence]) -> _Places:
     ids = np.zeros((len(batch), max(map(len, batch))), dtype=np.int64)
     for row, sequence in enumerate(batch):
         ids[row, : len(sequence)] = sequence.tokens
-    counts = [len(s.positions) for s in batch]
-    rows = np.repeat(np.arange(len(batch)), counts)
-    positions = np.concatenate([s.positions for s in batch])
+    return _Places(ids=ids, positions=None, lines=np.arange(len(batch)), starts=np.zeros(len(batch), dtype=np.int64))
+
+
+def _packed(batch: Sequence[TokenSequence]) -> _Places:
+    lengths = np.array([len(sequence) for sequence in batch])
+    return _Places(
+        ids=np.concatenate([sequence.tokens for sequence in batch])[None],
+        positions=np.concatenate([np.arange(length) for length in lengths])[None],
+        lines=np.zeros(len(batch), dtype=np.int64),
+        starts=np.cumsum(lengths) - lengths,
+    )
+
+
+def _tensors(batch: Sequence[TokenSequence], members: tuple[int, ...], device: str, *, packed: bool) -> MicroBatch:
+    places = _packed(batch) if packed else _padded(batch)
+    rows = np.repeat(np.arange(len(batch)), [len(s.positions) for s in batch])
+    lines = places.lines[rows]
+    at = places.starts[rows] + np.concatenate([s.positions for s in batch])
 
     def tensor(values: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(values).to(device)
 
     return MicroBatch(
         members=members,
-        ids=tensor(ids),
+        ids=tensor(places.ids),
+        positions=None if places.positions is None else tensor(places.positions),
         rows=tensor(rows),
-        columns=tensor(positions - 1),
-        ends=tensor(np.array([len(s) - 1 for s in batch])),
-        targets=tensor(ids[rows, positions]),
+        lines=tensor(lines),
+        columns=tensor(at - 1),
+        targets=tensor(places.ids[lines, at]),
+        end_lines=tensor(places.lines),
+        ends=tensor(places.starts + np.array([len(s) - 1 for s in batch])),
         temperature=tensor(np.concatenate([s.temperature for s in batch])),
         rollout=tensor(np.concatenate([s.rollout for s in batch])),
         lag=tensor(np.concatenate([s.lag for s in batch])),

@@ -236,7 +236,10 @@ class AlgorithmConfig(Frozen):
     clip_norm: Positive = 1.0
     """Largest norm of the gradient."""
     micro_tokens: Count = 4096
-    """Padded tokens of one forward pass: bounds memory, never changes the gradient."""
+    """Tokens of one forward pass, padding included: bounds memory, never changes the gradient."""
+    batching: Literal["buckets", "packing"] = "buckets"
+    """How a pass is filled, which never changes the gradient either: with sequences of like length, padded; or with
+    any, one behind the other. Packing pads nothing, and its attention costs the square of a whole pass."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of the forward and backward pass; weights, optimizer, log-probs and losses stay float32."""
     activation_checkpointing: bool = False

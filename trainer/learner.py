@@ -25,7 +25,7 @@ from infra.errors import ConfigError
 from trainer.adapters import AdaptedPolicy
 from trainer.batching import MicroBatch, TokenSequence, micro_batches
 from trainer.config import AlgorithmConfig, LossLevel
-from trainer.forward import SampledTokens
+from trainer.forward import SampledTokens, require_apart
 from trainer.importance import ImportanceRule, importance_weights
 from trainer.loss import LossRules, TokenBatch, policy_loss
 from trainer.optimizer_state import put_state, whole_state
@@ -85,6 +85,8 @@ class Learner:
         self._importance = ImportanceRule.of(config)
         self._ranks = ranks
         self.policy = _policy(directory, config, seed, device, ranks)
+        if config.batching == "packing":
+            require_apart(self.policy.model, self.policy.vocabulary, device)
         self._critic = Critic.of(self.policy.model, config, ranks) if config.estimator.needs_model else None
         self.optimizer = torch.optim.AdamW(
             self._parameter_groups(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
@@ -182,7 +184,9 @@ class Learner:
 
     def _passes(self, sequences: Sequence[TokenSequence], chosen: Iterable[int]) -> list[tuple[MicroBatch, bool]]:
         """Return this rank's passes over some sequences, and whether each counts."""
-        return self._ranks.share(micro_batches(sequences, self._config.micro_tokens, chosen, device=self._device))
+        packed = self._config.batching == "packing"
+        passes = micro_batches(sequences, self._config.micro_tokens, chosen, packed=packed, device=self._device)
+        return self._ranks.share(passes)
 
     def _weights(self, sequence: TokenSequence, old: torch.Tensor) -> torch.Tensor:
         rollout, trained = (torch.from_numpy(a).to(old.device) for a in (sequence.rollout, sequence.trained))
