@@ -158,7 +158,9 @@ class Engine:
         self._threads = threads
         self._monotonic = monotonic
         self._cache = _make_cache(model, self.limits)
-        self._table = SlotTable(self._cache.shape.slots, self._cache.shape.max_len)
+        self._max_len = self._cache.shape.max_len
+        self._dtype = next(model.parameters()).dtype
+        self._table = SlotTable(self._cache.shape.slots, self._max_len)
         self._version = version
         self._labelled = True
         self._paused: PauseMode | None = None
@@ -177,7 +179,7 @@ class Engine:
     @property
     def max_model_len(self) -> int:
         """Prompt and answer together, tokens."""
-        return self._cache.shape.max_len
+        return self._max_len
 
     @property
     def version(self) -> int:
@@ -187,7 +189,7 @@ class Engine:
     @property
     def dtype(self) -> str:
         """Number format of the weights."""
-        return str(next(self._model.parameters()).dtype).removeprefix("torch.")
+        return str(self._dtype).removeprefix("torch.")
 
     @property
     def paused(self) -> bool:
@@ -208,7 +210,7 @@ class Engine:
         self._thread.start()
 
     def stop(self) -> None:
-        """Fail what is in flight and end the thread; waits for the step in progress."""
+        """Fail what is in flight, end the thread and let go of the weights; waits for the step in progress."""
         self._inbox.put(self._stop)
         self._thread.join()
 
@@ -308,6 +310,8 @@ class Engine:
                         log.exception("a step failed; its %d requests fail", len(self._running))
                         self._fail_running(error)
         self._fail_all()
+        # aiohttp keeps the handlers of its last 1,024 applications, and with them this engine: it must weigh nothing.
+        del self._model, self._cache, self._table
 
     def _receive(self) -> None:
         """Take in all that arrived; sleep when there is nothing to compute."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -300,3 +302,17 @@ def test_a_cache_that_holds_nothing_is_refused(make_engine):
     """The error says how much one request needs."""
     with pytest.raises(PolicyRefused, match="cache_bytes"):
         make_engine(limits={"cache_bytes": 1000})
+
+
+def test_a_stopped_engine_lets_go_of_its_weights(models):
+    """Whatever still holds the engine: an HTTP server of a process that had many holds them all."""
+    model = load_model(models["plain"], torch.float32)
+    weights = weakref.ref(model.get_input_embeddings().weight)
+    engine = Engine(model)
+    del model
+    engine.start()
+    engine.stop()
+    gc.collect()
+
+    assert weights() is None
+    assert (engine.max_model_len, engine.dtype) == (256, "float32")
