@@ -97,6 +97,7 @@ class Reaper:
         tasks = await self._reader(TASKS, await self._bus.begin_offsets(TASKS.name))
         since = await self._bus.offsets_since(TRAJECTORIES.name, first_ms - EARLIER_MS)
         trajectories = await self._reader(TRAJECTORIES, since)
+        log.info("reaper: watches every sample since the first task that is left")
         try:
             await self._catch_up(TRAJECTORIES, trajectories)
             await self._catch_up(TASKS, tasks)

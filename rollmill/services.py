@@ -4,10 +4,11 @@
     policy           -> run
     envhost          -> init, run
     clickhouse       -> sink
-    topics           -> board     nobody waits for it, and it is left out where Faust is not installed
+    topics           -> board     optional, and left out where Faust is not installed
 
 A `LocalPlan` holds the addresses and directories; `local_services` turns it into `Service`s. What is said to run
-elsewhere (a Kafka, an engine, a ClickHouse) is not started, and nothing waits for it here. No process is touched.
+elsewhere (a Kafka, an engine, a ClickHouse) is not started; `reach_elsewhere` finds out whether it is there. A service
+is ready when it does its work, not when it has begun. No process is touched.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from infra.security import Protocol
 from rollmill import ports, toml
 from rollmill.paths import BLOBS_NAME, CONFIG_NAME, DATA_DIR, PORTS_NAME, RUN_NAME
 from rollmill.supervisor import Restart, Service
-from rollmill.supervisor.readiness import answers_http, answers_kafka, at_once, done, listens, says
+from rollmill.supervisor.readiness import answers_http, answers_kafka, done, listens, reached, says
 
 MODEL_LIMIT_S = 180.0
 """Longest that an engine may take to load its model."""
@@ -35,14 +36,26 @@ MODEL_LIMIT_S = 180.0
 JOIN_LIMIT_S = 60.0
 """Longest that a worker may take to join its consumer group; after a kill -9 it waits for a session to run out."""
 
+BOARD_LIMIT_S = 120.0
+"""Longest that the board may take to import Faust, join, and read what is left of `events`."""
+
 EXTRA_GRACE_S = 5.0
 """A service is given this much longer to end than it allows itself."""
 
 CONFIG_HEADING = "# Written by `rollmill up`: what its services, and the commands called beside them, use."
 """First line of the settings' file."""
 
+ELSEWHERE_LIMIT_S = 30.0
+"""Longest wait for what is said to run already: somebody may have started it at the same moment."""
+
 OWNS_PARTITIONS = r": owns \d+ partitions"
 """What a worker logs when its group has given it its share."""
+
+STORES_PARTITIONS = r": stores \d+ partitions"
+"""What the sink logs when ClickHouse has answered and its group has given it its share."""
+
+WATCHES = r": watches every sample"
+"""What the reaper logs when it has read `control` and reads tasks and outcomes."""
 
 Argv = Callable[..., tuple[str, ...]]
 """(command, options ...) -> program and arguments."""
@@ -170,6 +183,22 @@ def local_services(plan: LocalPlan, *, argv: Argv = rollmill) -> tuple[Service, 
     return without(services, elsewhere)
 
 
+async def reach_elsewhere(plan: LocalPlan, *, limit_s: float = ELSEWHERE_LIMIT_S) -> None:
+    """Return once what the plan says runs elsewhere has answered; the log is asked by whoever makes the topics.
+
+    Raises:
+        NotReady: it did not answer in time.
+    """
+    asked = {
+        "policy": (f"{plan.config.policy.url}/health", "--policy-url"),
+        "clickhouse": (f"{plan.config.clickhouse.url}/ping", "--clickhouse-url"),
+    }
+    for name, (url, option) in asked.items():
+        if name not in plan.ports:
+            advice = f"{option} says that it runs already: start it, correct the address, or leave the option out"
+            await reached(name, answers_http(url, limit_s=limit_s), advice)
+
+
 def without(services: Sequence[Service], names: set[str]) -> tuple[Service, ...]:
     """Return the services but those of these names; nobody waits for them any more."""
     return tuple(
@@ -209,7 +238,16 @@ def _stores(plan: LocalPlan, argv: Argv) -> tuple[Service, ...]:
             env={"ROLLMILL_CLICKHOUSE__PASSWORD": plan.config.clickhouse.password.get_secret_value()},
             ready=answers_http(f"{plan.config.clickhouse.url}/ping"),
         ),
-        Service(name="sink", argv=argv("sink", *config), after=("topics", "clickhouse"), ready=at_once()),
+        Service(
+            name="sink",
+            argv=argv("sink", *config),
+            after=("topics", "clickhouse"),
+            ready=says(
+                STORES_PARTITIONS,
+                what=f"its share of the log, with ClickHouse at {plan.config.clickhouse.url}",
+                limit_s=JOIN_LIMIT_S,
+            ),
+        ),
     )
 
 
@@ -232,7 +270,8 @@ def _hosts(plan: LocalPlan, argv: Argv) -> tuple[Service, ...]:
 
 def _stages(plan: LocalPlan, argv: Argv) -> tuple[Service, ...]:
     config = ("--config", str(plan.config_path))
-    joined = says(OWNS_PARTITIONS, limit_s=JOIN_LIMIT_S)
+    log = plan.config.bus.bootstrap
+    joined = says(OWNS_PARTITIONS, what=f"its share of the log at {log}", limit_s=JOIN_LIMIT_S)
     drains = plan.config
     return (
         Service(
@@ -257,13 +296,19 @@ def _stages(plan: LocalPlan, argv: Argv) -> tuple[Service, ...]:
             ready=joined,
             stop_grace_s=drains.eval.drain_s + EXTRA_GRACE_S,
         ),
-        Service(name="reaper", argv=argv("reaper", *config), after=("topics",), ready=at_once()),
-        # Ready at once: how long it reads, or whether it can be started at all, is nobody else's business.
+        Service(
+            name="reaper",
+            argv=argv("reaper", *config),
+            after=("topics",),
+            ready=says(WATCHES, what=f"that it reads the log at {log}", limit_s=JOIN_LIMIT_S),
+        ),
+        # Nothing depends on it, so its failure is told and stops nothing.
         Service(
             name="board",
             argv=argv("board", "--data", str(plan.run_dir / "board"), *config),
             after=("topics",),
-            ready=at_once(),
+            ready=answers_http(f"{plan.config.board.url}/board", limit_s=BOARD_LIMIT_S),
+            optional=True,
         ),
     )
 

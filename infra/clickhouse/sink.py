@@ -306,6 +306,7 @@ class Sink:
 
     async def _assigned(self, starts: Mapping[TopicPartition, Committed]) -> Mapping[TopicPartition, int]:
         """Begin a buffer for each partition that is new to this member; one that was kept keeps its buffer."""
+        log.info("%s: stores %d partitions", GROUP, len(starts))
         kept = {tp: self._buffers[tp].next_offset for tp in starts.keys() & self._buffers.keys()}
         for tp in starts.keys() - self._buffers.keys():
             self._buffers[tp] = PartitionBuffer(tp, starts[tp], wait_s=self._streams[tp.topic].wait_s)

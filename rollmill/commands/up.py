@@ -12,8 +12,8 @@ from infra.errors import ConfigError
 from infra.service import set_up_logging
 from rollmill import output
 from rollmill.paths import DATA_DIR
-from rollmill.services import LocalPlan, local_services, make_plan
-from rollmill.supervisor import Event, Supervisor, supervise
+from rollmill.services import LocalPlan, local_services, make_plan, reach_elsewhere
+from rollmill.supervisor import Event, Supervisor, What, supervise
 
 DEBUG_MODEL = "debug-model"
 """Folder of the model that is made when none is given."""
@@ -57,6 +57,8 @@ def command(
         clickhouse_url=clickhouse_url,
         run_workers=run_workers,
     )
+    # Before anything is fetched or made: a wrong address is known in seconds.
+    output.run(reach_elsewhere(plan))
     if bootstrap is None:
         broker.prepare()
     if model is None:
@@ -78,16 +80,29 @@ def _make_debug_model(directory: Path) -> None:
 
 async def _up(plan: LocalPlan) -> None:
     supervisor = Supervisor(local_services(plan), run_dir=plan.run_dir, addresses=plan.addresses, on_event=_say)
-    await supervise(supervisor, before=plan.write, ready=lambda: _ready(plan))
+    await supervise(supervisor, before=plan.write, ready=lambda: _ready(plan, supervisor))
 
 
 def _say(event: Event) -> None:
-    output.console.print(str(event), style="dim", highlight=False)
+    words = f": {event.last_words}" if event.what is What.DIED and event.last_words else ""
+    output.console.print(f"{event}{words}", style="dim", highlight=False, markup=False)
 
 
-def _ready(plan: LocalPlan) -> None:
-    output.print_table("ready", ("service", "address"), list(plan.addresses.items()))
+def _ready(plan: LocalPlan, supervisor: Supervisor) -> None:
+    unwell = {event.service: event for event in supervisor.unwell()}
+    addresses = [(name, where) for name, where in plan.addresses.items() if name not in unwell]
+    output.print_table("ready", ("service", "address"), addresses)
     if "board" not in plan.ports:
         output.console.print("no live board: pip install 'rollmill[board]'", markup=False)
-    output.console.print(f"logs: {plan.run_dir / 'logs'}\nsettings for commands called here: {plan.config_path}")
-    output.console.print("next: rollmill publish FILE.jsonl --run RUN; rollmill status; stop with Ctrl-C")
+    logs = plan.run_dir / "logs"
+    for name, event in unwell.items():
+        where = f" at {plan.addresses[name]}" if name in plan.addresses else ""
+        output.errors.print(
+            f"{name}{where} is not ready, the rest does without it and it is started again; its last line: "
+            f"{event.last_words or 'none'} ({logs / name}.log)",
+            style="yellow",
+            highlight=False,
+            markup=False,
+        )
+    output.console.print(f"logs: {logs}\nsettings for commands called here: {plan.config_path}", markup=False)
+    output.console.print("next: rollmill publish FILE.jsonl --run RUN; rollmill status; stop with Ctrl-C", markup=False)

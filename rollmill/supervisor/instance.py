@@ -5,7 +5,8 @@
 Promises: at most one process at a time; whatever way `live` is left, also by cancellation, its process is gone. A
 first life that ends or is late before it was ready is an error at once: something is wrong that a restart does not
 mend. Only where somebody else killed it (a person, the system that had no memory left) is it started again, a few
-times. A later life is restarted, since what it needs may be restarting too. It does not know the other services.
+times. A later life is restarted, since what it needs may be restarting too; so is the first one of a service that is
+optional. It does not know the other services.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Instance:
         """The process of the last life; None before the first."""
         self.last: Event | None = None
         """What happened to it last."""
+        self.died: Event | None = None
+        """Its last death."""
         self.lives = 0
         self.started_ms = 0
         self._cwd = cwd
@@ -112,6 +115,11 @@ class Instance:
         return self._was_ready
 
     @property
+    def given_up_on(self) -> bool:
+        """Whether nobody waits for it any more: it is optional, and its first life ended before it was ready."""
+        return self.service.optional and self.died is not None
+
+    @property
     def is_ready(self) -> bool:
         """Whether it is ready now."""
         return self.last is not None and self.last.what is What.READY
@@ -143,9 +151,15 @@ class Instance:
             return ended, None
         if self.service.ready.check is None and ended.code == 0:
             self._mark_ready(self._clock.monotonic() - begun)
-        elif not self._was_ready and (ended.code != -signal.SIGKILL or first == "late" or self.lives >= KILLED_STARTS):
+        elif self._must_have_begun(ended, late=first == "late"):
             raise self._bad_start(late=first == "late", ended=ended)
         return ended, None
+
+    def _must_have_begun(self, ended: Exit, *, late: bool) -> bool:
+        """Tell whether a life that was never ready is an error, and none that another life would mend."""
+        if self._was_ready or self.service.optional:
+            return False
+        return ended.code != -signal.SIGKILL or late or self.lives >= KILLED_STARTS
 
     async def _until_ready(self, process: Process) -> str:
         waits: dict[str, Awaitable[object]] = {"stop": self._stop.wait()}
@@ -185,7 +199,8 @@ class Instance:
         ready = self.service.ready
         self._emit(What.DIED, exit_=ended)
         if late:
-            message = f"{self} was not ready: {ready.what} did not happen in {ready.limit_s:.0f} s"
+            found = f" ({ready.why()})" if ready.why() else ""
+            message = f"{self} was not ready: {ready.what} did not happen in {ready.limit_s:.0f} s{found}"
             return NotReady(with_tail(message, self.log.path, self.log.tail()))
         message = f"{self} ended ({ended}) before it was ready; {ready.what} was waited for"
         return ServiceDied(with_tail(message, self.log.path, self.log.tail()))
@@ -215,6 +230,8 @@ class Instance:
             retry_in_s=retry_in_s,
             tail=self.log.tail() if what is What.DIED else (),
         )
+        if what is What.DIED:
+            self.died = self.last
         # A new event for each change, so that nobody who waits misses one or wakes for an old one.
         self._changed.set()
         self._changed = asyncio.Event()

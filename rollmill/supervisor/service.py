@@ -48,10 +48,12 @@ class Ready:
 
     what: str
     """What is waited for, for the error: `<service> was not ready: <what> did not happen`."""
-    check: Callable[[LogFile], Awaitable[object]] | None
+    check: Callable[[LogFile | None], Awaitable[object]] | None
     """Returns once it is ready; None: it is ready when it has ended with 0 (a task that others build on)."""
     limit_s: float = READY_LIMIT_S
     """Longest wait."""
+    why: Callable[[], str] = lambda: ""
+    """What the last look found instead, for the error; empty where only the service itself can say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +93,8 @@ class Service:
     """What to do when it ends without being asked."""
     give_up_after: int | None = None
     """Deaths in a row after which the supervisor gives up; None: it never does."""
+    optional: bool = False
+    """It may fail: nobody waits for it longer than for its first life, and it is started again like after any death."""
     stop_signal: int = signal.SIGTERM
     """Asks it to end."""
     stop_grace_s: float = STOP_GRACE_S
@@ -150,6 +154,11 @@ class Event:
         if self.retry_in_s is not None:
             details.append(f"next start in {self.retry_in_s:.1f} s")
         return f"{self.label} {self.what} ({', '.join(details)})"
+
+    @property
+    def last_words(self) -> str:
+        """The last line that it wrote before it died; empty if there is none."""
+        return next((line.strip() for line in reversed(self.tail) if line.strip()), "")
 
 
 def with_tail(message: str, log: Path, tail: tuple[str, ...]) -> str:

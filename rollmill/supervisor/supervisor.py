@@ -107,6 +107,8 @@ class Supervisor:
     async def start(self, *names: str) -> None:
         """Start these services (by default all) and what they need, and return when all of them are ready.
 
+        An optional one that died before it was ready is waited for no longer; `unwell` names it.
+
         May be called again for others, also while an earlier call is still waiting.
 
         Raises:
@@ -181,6 +183,10 @@ class Supervisor:
         """Return how an instance ended, once it has finished or was stopped; it raises as `wait` does."""
         return await asyncio.shield(self._lives[self._instance(name, instance)])
 
+    def unwell(self) -> list[Event]:
+        """Return the last death of each instance that is not ready now."""
+        return [one.died for one in self._lives if one.died is not None and not one.is_ready]
+
     def state(self) -> State:
         """Return what is known about the services now."""
         return State(
@@ -208,8 +214,9 @@ class Supervisor:
 
     async def _until_ready(self, instance: Instance) -> None:
         life = self._lives[instance]
-        await race({"ready": instance.until(lambda: instance.was_ready), "ended": asyncio.shield(life)})
-        if not instance.was_ready:
+        settled = instance.until(lambda: instance.was_ready or instance.given_up_on)
+        await race({"ready": settled, "ended": asyncio.shield(life)})
+        if not (instance.was_ready or instance.given_up_on):
             raise SupervisorError(f"{instance} was stopped before it was ready")
 
     async def _stop_service(self, name: str, ended: Mapping[str, asyncio.Event]) -> None:

@@ -62,8 +62,11 @@ async def test_a_server_that_answers_with_an_error_is_not_ready_until_it_answers
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
 
-    assert await within(5, answers_http(f"http://127.0.0.1:{port}/health").check, log)
+    ready = answers_http(f"http://127.0.0.1:{port}/health")
+    assert "" == ready.why()
+    assert await within(5, ready.check, log)
     assert len(asked) == 3
+    assert "the last try: it answers 503" == ready.why()
     await runner.cleanup()
 
 

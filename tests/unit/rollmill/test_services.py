@@ -1,16 +1,18 @@
+import socket
 import stat
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from aiohttp import web
 
 from infra.config import BusConfig, ClickHouseConfig, Config, StageConfig, load
 from infra.envhost.address import Address
 from rollmill import services as services_module
 from rollmill.cli import COMMANDS
-from rollmill.services import local_services, make_plan
-from rollmill.supervisor import Restart, Supervisor
+from rollmill.services import local_services, make_plan, reach_elsewhere
+from rollmill.supervisor import NotReady, Restart, Supervisor
 from rollmill.supervisor.readiness import at_once
 
 
@@ -47,12 +49,54 @@ def test_what_runs_elsewhere_is_not_started_and_not_waited_for(tmp_path):
 
 
 def test_nothing_depends_on_the_board(tmp_path):
-    """Nobody waits for it, not even `up` itself; its end is no end of anything else."""
+    """It alone may fail; its end is no end of anything else."""
     services = {service.name: service for service in local_services(make_plan(tmp_path))}
 
     assert not [service.name for service in services.values() if "board" in service.after]
-    assert at_once().what == services["board"].ready.what
+    assert ["board"] == [service.name for service in services.values() if service.optional]
     assert (Restart.ALWAYS, None) == (services["board"].restart, services["board"].give_up_after)
+
+
+def test_no_service_is_ready_by_its_start_alone(tmp_path):
+    """A process that runs and dies again would pass for one that works."""
+    services = local_services(make_plan(tmp_path))
+
+    assert not [service.name for service in services if service.ready.what == at_once().what]
+    assert "ClickHouse at http://" in next(one for one in services if one.name == "sink").ready.what
+
+
+@pytest.mark.parametrize(("name", "option"), [("clickhouse", "clickhouse_url"), ("policy", "policy_url")])
+async def test_what_is_said_to_run_elsewhere_is_asked_before_anything_starts(tmp_path, name, option):
+    """A dead address is named with the option that gave it, what the try found, and what to do."""
+    with socket.socket() as link:
+        link.bind(("127.0.0.1", 0))
+        dead = f"http://127.0.0.1:{link.getsockname()[1]}"
+    with pytest.raises(NotReady) as caught:
+        await reach_elsewhere(make_plan(tmp_path, **{option: dead}), limit_s=0.3)
+
+    said = str(caught.value)
+    assert said.startswith(f"{name}: an answer 200 from {dead}/")
+    assert all(part in said for part in ("the last try: ", f"--{option.replace('_', '-')}", "start it"))
+
+
+async def test_what_runs_elsewhere_and_answers_is_taken_at_its_word(tmp_path):
+    """And where everything is started here nothing is asked."""
+    app = web.Application()
+    app.router.add_get("/ping", _answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        await reach_elsewhere(make_plan(tmp_path, clickhouse_url=url))
+        await reach_elsewhere(make_plan(tmp_path))
+    finally:
+        await runner.cleanup()
+
+
+async def _answer(_):
+    return web.Response(text="Ok.")
 
 
 def test_without_faust_there_is_no_board(tmp_path, monkeypatch):

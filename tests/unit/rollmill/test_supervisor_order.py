@@ -1,5 +1,6 @@
 import asyncio
 import os
+import socket
 
 import pytest
 
@@ -7,7 +8,7 @@ from infra.broker.pidfile import identity_of
 from infra.errors import ConfigError
 from rollmill.supervisor import Backoff, NotReady, Restart, ServiceDied, Supervisor, What
 from rollmill.supervisor.instance import KILLED_STARTS
-from rollmill.supervisor.readiness import at_once, done, says
+from rollmill.supervisor.readiness import answers_http, at_once, done, says
 
 
 async def test_a_service_starts_when_all_that_it_needs_are_ready_and_ends_before_them(python, events, run_dir):
@@ -157,3 +158,49 @@ async def test_a_service_ready_at_once_needs_nothing_but_its_start(python, event
         await supervisor.start()
 
     assert [event.what for event in events.all] == [What.STARTED, What.READY, What.STOPPED]
+
+
+async def test_an_optional_service_that_dies_is_named_and_stops_nothing(python, events, run_dir):
+    """`start` waits for its first life alone, and it is started again like after any death."""
+    board = python("board", "print('no faust here'); raise SystemExit(3)", optional=True)
+
+    async with Supervisor(
+        [python("a"), board], run_dir=run_dir, on_event=events, backoff=Backoff(first_s=0.0)
+    ) as supervisor:
+        await supervisor.start()
+        await events.nth(2, What.DIED, "board")
+        (event,) = supervisor.unwell()
+
+    assert ("board", "no faust here") == (event.service, event.last_words)
+    assert ["a"] == events.order(What.READY)
+
+
+async def test_an_optional_service_that_is_late_stops_nothing_either(python, events, run_dir):
+    """The wait for it has a limit, like every wait."""
+    board = python("board", "import signal; signal.pause()", ready=says("^ready$", limit_s=0.3), optional=True)
+
+    async with Supervisor([board], run_dir=run_dir, on_event=events, backoff=Backoff(first_s=0.0)) as supervisor:
+        await supervisor.start()
+        assert ["board"] == [event.service for event in supervisor.unwell()]
+        await events.nth(1, What.RESTARTED, "board")
+
+
+async def test_an_optional_service_that_comes_up_is_waited_for(python, events, run_dir):
+    """What works is ready when `start` returns."""
+    async with Supervisor([python("board", optional=True)], run_dir=run_dir, on_event=events) as supervisor:
+        await supervisor.start()
+        assert [] == supervisor.unwell()
+
+    assert ["board"] == events.order(What.READY)
+
+
+async def test_the_error_of_a_probe_says_what_the_last_try_found(python, run_dir):
+    """The address and the reason: refused, another answer, no answer."""
+    with socket.socket() as link:
+        link.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{link.getsockname()[1]}/ping"
+    store = python("clickhouse", ready=answers_http(url, limit_s=0.5))
+
+    async with Supervisor([store], run_dir=run_dir) as supervisor:
+        with pytest.raises(NotReady, match=rf"clickhouse was not ready: an answer 200 from {url} .*the last try: "):
+            await supervisor.start()
