@@ -120,7 +120,7 @@ class Step:
     """Accepted completed records that no decision has used yet."""
     missing: int
     """Groups fewer than the rules ask for."""
-    stage: int | None
+    stage: int | None = None
     """Stage of the curriculum for groups that are admitted after it; none where the number of steps says it."""
     recorded: StepDecided | None
     """The decision, if it is already in the log."""

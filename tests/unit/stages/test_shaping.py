@@ -9,7 +9,7 @@ import pytest
 from infra.errors import Failure
 from schemas.messages import Rollout, Shaping
 from schemas.outcome import StopReason
-from schemas.transcript import Transcript, Turn, pack_tokens
+from schemas.transcript import SampledSpan, Sampling, Transcript, Turn, pack_logprobs, pack_tokens
 from stages.eval.shaping import led_to_new, overlong, repeated, shaped
 from stages.eval.stage import grade
 from stages.handlers.base import Grade
@@ -18,15 +18,23 @@ from tests.logs import make_task
 
 def transcript(*turns):
     """Return the record of turns given as (observation, answer), each a list of ids."""
-    ids, found = [], []
+    ids, mask, spans, found = [], [], [], []
     for observation, answer in turns:
         start = len(ids)
         ids += [*observation, *answer]
+        mask += [0] * len(observation) + [1] * len(answer)
         sampled, stop = start + len(observation), len(ids)
         times = {"began_ms": 0, "generated_ms": 0, "ended_ms": 0}
         found.append(Turn(start=start, sampled=sampled, stop=stop, valid=True, action="", finish="stop", **times))
-    tokens = pack_tokens(np.array(ids, dtype=np.int32))
-    return Transcript(tokens=tokens, mask=b"", logprobs=b"", spans=(), turns=tuple(found))
+        made = {"version": 0, "sampling": Sampling(), "dtype": "float32", "logprobs_mode": "processed_logprobs"}
+        spans.append(SampledSpan(start=sampled, stop=stop, **made))
+    return Transcript(
+        tokens=pack_tokens(np.array(ids, dtype=np.int32)),
+        mask=bytes(mask),
+        logprobs=pack_logprobs(np.zeros(len(ids))),
+        spans=tuple(spans),
+        turns=tuple(found),
+    )
 
 
 ASK, TELL = [1, 1], [2]
