@@ -89,7 +89,7 @@ def tasks_of(
         max_sampled_tokens=manifest.max_sampled_tokens,
         sampling=sampling,
         min_version=0 if credit is None else credit.min_version,
-        stage=0 if credit is None else credit.stage,
+        phase=0 if credit is None else credit.phase,
         shaping=None if credit is None else credit.shaping,
     )
     wrong = refusal(first)  # siblings differ in their number alone

@@ -61,8 +61,8 @@ class Credit(Message, frozen=True, kw_only=True, tag="rollmill.credit"):
     """Sampling temperature, stamped at admission."""
     closed: bool = False
     """The trainer wants no more groups: the run has ended."""
-    stage: int = 0
-    """Stage of the curriculum, stamped at admission."""
+    phase: int = 0
+    """Phase of the curriculum, stamped at admission."""
     shaping: Shaping | None = None
     """How much the parts of a reward count, stamped at admission."""
     decided: int = -1

@@ -152,8 +152,8 @@ class StepDecided(Message, frozen=True, kw_only=True, tag="rollmill.step"):
     """Accepted completed records before `position` that no decision has used yet."""
     missing: int = 0
     """Groups fewer than the run asks for: too many in a row had been dropped."""
-    stage: int | None = None
-    """Stage of the curriculum for groups admitted after this step; none where it follows from the number of steps."""
+    phase: int | None = None
+    """Phase of the curriculum for groups admitted after this step; none where it follows from the number of steps."""
     rows: tuple[RowSuccess, ...] = ()
     """What its groups achieved, where the feeder chooses rows by that."""
 

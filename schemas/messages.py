@@ -35,7 +35,7 @@ TASK_RANGES: dict[str, tuple[int, int]] = {
     "max_sampled_tokens": (1, 2**31 - 1),
     "min_version": (0, 2**53),
     "admission": (0, 2**53),
-    "stage": _COUNT,
+    "phase": _COUNT,
 }
 """Field of a task -> lowest and highest value."""
 
@@ -137,8 +137,8 @@ class Task(Message, frozen=True, kw_only=True, tag="rollmill.task"):
     """RUN waits for a policy of at least this version."""
     redrive_of: str | None = None
     """The decided group whose work this one repeats."""
-    stage: int = 0
-    """Stage of its run's curriculum in which its group was admitted."""
+    phase: int = 0
+    """Phase of its run's curriculum in which its group was admitted."""
     shaping: Shaping | None = None
     """How much the parts of its reward count; as the family gives them unless it is here."""
 

@@ -297,20 +297,20 @@ class DifficultyConfig(Frozen):
 
 
 class CurriculumConfig(Frozen):
-    """What changes from stage to stage (`curriculum.py` says how); without it `algorithm` holds throughout."""
+    """What changes from phase to phase (`curriculum.py` says how); without it `algorithm` holds throughout."""
 
     horizons: tuple[Count, ...] = ()
-    """Most turns of an episode, one stage after the other; the last one stays. In the place of `algorithm.horizon`."""
+    """Most turns of an episode, one phase after the other; the last one stays. In the place of `algorithm.horizon`."""
     temperatures: tuple[Positive, ...] = ()
     """Sampling temperatures in the same way, in the place of `algorithm.temperature`."""
     weights: tuple[Weights, ...] = ()
     """Weights of the reward's components in the same way, over `rewards.weights`."""
     every: Count | None = None
-    """Trainer steps of one stage; with `success` the most that it has."""
+    """Trainer steps of one phase; with `success` the most that it has."""
     success: Annotated[float, Field(gt=0, le=1)] | None = None
-    """A stage ends with the step at which the mean success of its last `success_groups` groups reaches this."""
+    """A phase ends with the step at which the mean success of its last `success_groups` groups reaches this."""
     success_groups: Count = 64
-    """Groups in that mean: complete ones that were admitted in the stage, kept and dropped alike."""
+    """Groups in that mean: complete ones that were admitted in the phase, kept and dropped alike."""
     difficulty: DifficultyConfig | None = None
     """Choose rows by their success; the source is passed as it is unless given."""
 
@@ -319,7 +319,7 @@ class CurriculumConfig(Frozen):
         changes, ends = self.horizons or self.temperatures or self.weights, self.every or self.success
         if changes and not ends:
             raise ValueError(
-                "`every` is missing: after how many trainer steps does the next stage begin? Or, with `success`, at "
+                "`every` is missing: after how many trainer steps does the next phase begin? Or, with `success`, at "
                 "which mean success?"
             )
         if ends and not changes:
@@ -488,7 +488,7 @@ class RunConfig(Frozen):
     checkpoints: CheckpointConfig = CheckpointConfig()
     """How much is kept on disk."""
     curriculum: CurriculumConfig = CurriculumConfig()
-    """What changes from stage to stage."""
+    """What changes from phase to phase."""
     rewards: RewardsConfig = RewardsConfig()
     """How much the parts of a reward count."""
     tasks: dict[str, Any] = {}

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from schemas.control import Credit
 from trainer.config import AlgorithmConfig, CurriculumConfig, Late, RewardsConfig
-from trainer.curriculum import AS_GRADED, stage_after, stamp
+from trainer.curriculum import AS_GRADED, phase_after, stamp
 from trainer.rules import CONSTANT
 
 
@@ -30,7 +30,7 @@ def credit(
     versions: Mapping[int, int],
     curriculum: CurriculumConfig = CONSTANT,
     rewards: RewardsConfig = AS_GRADED,
-    stage: int | None = None,
+    phase: int | None = None,
     decided: int = -1,
     lowest_version: int = 0,
     closed: bool = False,
@@ -46,13 +46,13 @@ def credit(
         versions: version -> step that made it.
         curriculum: what is stamped, where that changes.
         rewards: how much the parts of a reward count.
-        stage: of the curriculum, where that does not follow from the number of steps.
+        phase: of the curriculum, where that does not follow from the number of steps.
         decided: offset of the trainer's last decision.
         lowest_version: what sampled before it is of a line that was left.
         closed: no more groups are wanted.
     """
-    stage = stage_after(curriculum, step) if stage is None else stage
-    stamped = stamp(algorithm, curriculum, stage, rewards)
+    phase = phase_after(curriculum, step) if phase is None else phase
+    stamped = stamp(algorithm, curriculum, phase, rewards)
     oldest = step if algorithm.late is Late.WAIT else max(0, step - algorithm.max_lag)
     return Credit(
         run=run,
@@ -63,7 +63,7 @@ def credit(
         horizon=stamped.horizon,
         temperature=stamped.temperature,
         closed=closed,
-        stage=stage,
+        phase=phase,
         shaping=stamped.shaping,
         decided=decided,
     )

@@ -29,7 +29,7 @@ class Group:
     """Family of its task."""
     row: int = 0
     """Place of its task in its source."""
-    stage: int = 0
+    phase: int = 0
     """Stage of the curriculum in which it was admitted."""
     excluded: int
     """Siblings that failed, expired or were cancelled: in neither."""
@@ -64,6 +64,6 @@ class OpenGroup:
             completed=completed,
             family=first.family,
             row=first.row,
-            stage=first.stage,
+            phase=first.phase,
             excluded=len(ordered) - len(completed),
         )

@@ -34,7 +34,7 @@ from schemas.decisions import DropReason, Member, SampleRef, StepDecided
 from schemas.message import Part
 from trainer.advantages import Advantages, advantage_digest, step_advantages
 from trainer.config import Late
-from trainer.curriculum import StageState
+from trainer.curriculum import PhaseState
 from trainer.group import Group, OpenGroup
 from trainer.pacing import Pacing, PacingState
 from trainer.rules import GroupRules, reason_to_drop
@@ -79,7 +79,7 @@ class AssemblerState(Part, frozen=True, kw_only=True):
     """Decided groups that the feeder admitted."""
     recent: tuple[float, ...] = ()
     """Mean success of the last complete groups, oldest first."""
-    stages: StageState = StageState()
+    phases: PhaseState = PhaseState()
     """Where the run is in a curriculum by success."""
     pacing: PacingState | None = None
     """Admission numbers on their way; none in a checkpoint of a trainer that did not count them."""
@@ -120,7 +120,7 @@ class Step:
     """Accepted completed records that no decision has used yet."""
     missing: int
     """Groups fewer than the rules ask for."""
-    stage: int | None = None
+    phase: int | None = None
     """Stage of the curriculum for groups that are admitted after it; none where the number of steps says it."""
     recorded: StepDecided | None
     """The decision, if it is already in the log."""
@@ -185,7 +185,7 @@ class GroupAssembler:
         self._arbiter = Arbiter()
         # What an older trainer gave out was not counted: nothing of it is waited for.
         given_out = self.resolved + (self._now.max_lag + 1) * self._now.groups
-        self._stages = state.stages
+        self._phases = state.phases
         self._pacing = Pacing(state.pacing or PacingState(lowest=given_out if state.steps else 0))
 
     def published(self, version: int, step: int) -> None:
@@ -208,9 +208,9 @@ class GroupAssembler:
         return self._script.rules.get(self.steps + 1, self.rules)
 
     @property
-    def stage(self) -> int | None:
-        """The stage of the curriculum now; none where the number of steps says it."""
-        return None if self._now.stages is None else self._stages.stage
+    def phase(self) -> int | None:
+        """The phase of the curriculum now; none where the number of steps says it."""
+        return None if self._now.phases is None else self._phases.phase
 
     @property
     def kept(self) -> int:
@@ -258,7 +258,7 @@ class GroupAssembler:
             closed=tuple(self._closed),
             resolved=self.resolved,
             recent=tuple(self.recent),
-            stages=self._stages,
+            phases=self._phases,
             pacing=self._pacing.state(),
         )
 
@@ -327,8 +327,8 @@ class GroupAssembler:
 
     def _count(self, group: Group) -> None:
         self.recent.append(group.success)
-        if self._now.stages is not None and group.admission is not None:
-            self._stages = self._stages.met(group.stage, group.success, self._now.stages)
+        if self._now.phases is not None and group.admission is not None:
+            self._phases = self._phases.met(group.phase, group.success, self._now.phases)
 
     def _is_undone(self, group: str) -> bool:
         """Tell whether a group was used by a step that was undone, and the step that it was undone from is made."""
@@ -403,19 +403,19 @@ class GroupAssembler:
             position=self.position,
             buffered=self.buffered(),
             missing=recorded.missing if recorded else rules.groups - len(groups),
-            stage=self._next_stage(rules, recorded),
+            phase=self._next_phase(rules, recorded),
             recorded=recorded,
         )
 
-    def _next_stage(self, rules: GroupRules, recorded: StepDecided | None) -> int | None:
-        """Return the stage after a step was decided."""
-        if recorded is not None and recorded.stage is not None:
-            self._stages = self._stages.at(recorded.stage, self.steps)
-            return recorded.stage
-        if rules.stages is None:
+    def _next_phase(self, rules: GroupRules, recorded: StepDecided | None) -> int | None:
+        """Return the phase after a step was decided."""
+        if recorded is not None and recorded.phase is not None:
+            self._phases = self._phases.at(recorded.phase, self.steps)
+            return recorded.phase
+        if rules.phases is None:
             return None
-        self._stages = self._stages.decided(self.steps, rules.stages)
-        return self._stages.stage
+        self._phases = self._phases.decided(self.steps, rules.phases)
+        return self._phases.phase
 
     def _close(self, group: Group) -> None:
         self._closed[group.id] = None

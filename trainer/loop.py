@@ -440,7 +440,7 @@ class Trainer:
             advantage_digest=step.advantage_digest,
             buffered=step.buffered,
             missing=step.missing,
-            stage=step.stage,
+            phase=step.phase,
             rows=tuple(self._rows(step.groups)),
         )
 
@@ -536,7 +536,7 @@ class Trainer:
             versions=self._assembler.versions,
             curriculum=self._config.curriculum,
             rewards=self._config.rewards,
-            stage=self._assembler.stage,
+            phase=self._assembler.phase,
             decided=self._log.last_offset,
             lowest_version=self._lowest_version,
             closed=closed,

@@ -2,7 +2,7 @@
 
 Everything is a first estimate, made before anything runs: `plan_work.py` and `plan_memory.py` have the formulas and
 where they come from, `plan_config.py` what is assumed. Of a run with a curriculum the figures are those of its last
-stage; time is added up stage by stage, and memory is for the longest episode of all. Pure: no file, no model, no
+phase; time is added up phase by phase, and memory is for the longest episode of all. Pure: no file, no model, no
 family, no tensor library.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from infra.errors import ConfigError
 from schemas.topics import TABLE
 from trainer.config import RunConfig
-from trainer.curriculum import final_stamp, stages
+from trainer.curriculum import final_stamp, phases
 from trainer.model_shape import ModelShape
 from trainer.plan_config import PlanConfig
 from trainer.plan_memory import FLOAT32, EngineMemory, TrainerMemory, engine_memory, trained_count, trainer_memory
@@ -37,7 +37,7 @@ HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class Phase:
     """Steps of a run that share one horizon."""
 
     steps: int
@@ -80,12 +80,12 @@ class Planned:
 
     @property
     def horizon(self) -> int:
-        """The horizon of the last stage."""
+        """The horizon of the last phase."""
         return final_stamp(self.run.algorithm, self.run.curriculum).horizon
 
     @property
     def episode(self) -> Tokens:
-        """A mean episode of the last stage."""
+        """A mean episode of the last phase."""
         return episode_tokens(self.assumed, self.limits, self.horizon)
 
     @property
@@ -168,18 +168,18 @@ class Planned:
         return tflops * 1e12 * assumed.mfu * assumed.trainer_gpus
 
     @property
-    def stages(self) -> list[Stage]:
+    def phases(self) -> list[Phase]:
         """The run's steps, by horizon."""
         algorithm, curriculum, steps = self.run.algorithm, self.run.curriculum, self.run.stop.max_steps
         return [
-            Stage(steps=count, horizon=stamp.horizon, time=self.time(stamp.horizon))
-            for count, stamp in stages(algorithm, curriculum, steps)
+            Phase(steps=count, horizon=stamp.horizon, time=self.time(stamp.horizon))
+            for count, stamp in phases(algorithm, curriculum, steps)
         ]
 
     @property
     def hours(self) -> float:
         """Of the whole run, if it makes all of its `stop.max_steps`."""
-        return sum(stage.hours for stage in self.stages)
+        return sum(phase.hours for phase in self.phases)
 
     @property
     def gpu_hours(self) -> float:

@@ -203,7 +203,7 @@ def run_figures(plan: Planned) -> Iterator[Figure]:
     assumed = plan.assumed
     gpus = assumed.trainer_gpus + assumed.engine_gpus
     yield Figure("run.steps", plan.run.stop.max_steps, "stop.max_steps; a run may end earlier")
-    yield Figure("run.hours", plan.hours, "steps x step, stage by stage")
+    yield Figure("run.hours", plan.hours, "steps x step, phase by phase")
     yield Figure("run.gpu_hours", plan.gpu_hours, f"x {gpus} GPUs, waiting or not")
     if assumed.price_per_gpu_hour is not None:
         cost = plan.gpu_hours * assumed.price_per_gpu_hour

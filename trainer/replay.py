@@ -21,7 +21,7 @@ from schemas.batch import batch_digest
 from schemas.decisions import DropReason, StepDecided
 from trainer.advantages import soft_overlong
 from trainer.config import AlgorithmConfig
-from trainer.curriculum import StageState
+from trainer.curriculum import PhaseState
 from trainer.decision_log import read_started
 from trainer.groups import AssemblerState, Dropped, GroupAssembler, Script, Step
 from trainer.history import History, rules_of
@@ -175,7 +175,7 @@ class _Replay:
                 by_model=algorithm.estimator.needs_model,
             )
             if cause:
-                assembler = self._after(recorded, assembler.state().stages)
+                assembler = self._after(recorded, assembler.state().phases)
 
     def other_drops(self) -> tuple[str, ...]:
         """Return the groups whose drops are not the same in both."""
@@ -196,7 +196,7 @@ class _Replay:
                         self._found_drops[event.group.id] = event.reason
         return None
 
-    def _after(self, recorded: StepDecided, stages: StageState) -> GroupAssembler:
+    def _after(self, recorded: StepDecided, phases: PhaseState) -> GroupAssembler:
         """Return an assembler that stands where the trainer stood after a recorded step, as far as anybody knows."""
         steps = [s for s in self._history.steps.values() if s.step <= recorded.step]
         closed = {m.group for s in steps for m in s.members}
@@ -210,7 +210,7 @@ class _Replay:
                 steps=recorded.step,
                 closed=tuple(sorted(closed)),
                 resolved=resolved,
-                stages=stages if recorded.stage is None else stages.at(recorded.stage, recorded.step),
+                phases=phases if recorded.phase is None else phases.at(recorded.phase, recorded.step),
                 pacing=pacing,
             )
         )
@@ -279,7 +279,7 @@ def difference(found: Step | None, recorded: StepDecided, assembler: GroupAssemb
         )
     if cause := _other_members(found, recorded):
         return cause
-    if (found.position, found.stage) != (recorded.position, recorded.stage):
+    if (found.position, found.phase) != (recorded.position, recorded.phase):
         return _other_place(found, recorded)
     if found.digest != recorded.digest:
         return "the same samples in another order"
@@ -289,7 +289,7 @@ def difference(found: Step | None, recorded: StepDecided, assembler: GroupAssemb
 def _other_place(found: Step, recorded: StepDecided) -> str:
     if found.position != recorded.position:
         return f"decided at position {found.position}, recorded at {recorded.position}"
-    return f"stage {found.stage} of the curriculum follows, stage {recorded.stage} was recorded"
+    return f"phase {found.phase} of the curriculum follows, phase {recorded.phase} was recorded"
 
 
 def _other_members(found: Step, recorded: StepDecided) -> str:

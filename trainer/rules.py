@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from schemas.decisions import DropReason
 from trainer.config import AlgorithmConfig, CurriculumConfig, Estimator, Filter, Late, OnNoVariance, StopConfig
-from trainer.curriculum import StageRules
+from trainer.curriculum import PhaseRules
 from trainer.group import Group
 
 CONSTANT = CurriculumConfig()
@@ -50,8 +50,8 @@ class GroupRules:
     """Siblings trade their rewards by this seed; none: each keeps its own."""
     most_dropped: int | None = None
     """Groups dropped in a row after which a step may have fewer groups; none: it never has."""
-    stages: StageRules | None = None
-    """When a stage of the curriculum ends; none where the number of steps says it."""
+    phases: PhaseRules | None = None
+    """When a phase of the curriculum ends; none where the number of steps says it."""
 
     @classmethod
     def of(cls, algorithm: AlgorithmConfig, stop: StopConfig, curriculum: CurriculumConfig = CONSTANT) -> GroupRules:
@@ -69,7 +69,7 @@ class GroupRules:
             keep_solved=algorithm.keep_solved,
             shuffle_seed=algorithm.shuffle_seed,
             most_dropped=stop.max_dropped if stop.on_no_variance is OnNoVariance.FEWER else None,
-            stages=StageRules.of(curriculum),
+            phases=PhaseRules.of(curriculum),
         )
 
 

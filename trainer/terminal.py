@@ -51,7 +51,7 @@ class Terminal:
     """Family of its task."""
     row: int = 0
     """Place of its task in its source."""
-    stage: int = 0
+    phase: int = 0
     """Stage of the curriculum in which its group was admitted."""
     reward: float = 0.0
     """Shaped reward as used in training."""
@@ -104,7 +104,7 @@ def terminal(received: Received[Trajectory], overlong: Overlong | None, *, keep_
         completed=False,
         family=task.family,
         row=task.row,
-        stage=task.stage,
+        phase=task.phase,
     )
     if not isinstance(outcome, Completed):
         return common

@@ -77,9 +77,9 @@ def as_values(plan: Planned, log: LogBytes, origin: str) -> dict[str, Any]:
         "model": {"parameters": plan.shape.count, "from": origin},
         "figures": {figure.name: figure.value for figure in found},
         "follows_from": {figure.name: figure.follows for figure in found},
-        "stages": [
-            {"steps": stage.steps, "horizon": stage.horizon, "step_s": stage.time.whole, "hours": stage.hours}
-            for stage in plan.stages
+        "phases": [
+            {"steps": phase.steps, "horizon": phase.horizon, "step_s": phase.time.whole, "hours": phase.hours}
+            for phase in plan.phases
         ],
         "bottleneck": plan.time(plan.horizon).bottleneck,
         "bottleneck_because": bottleneck(plan),
@@ -96,9 +96,9 @@ def _show(plan: Planned, log: LogBytes, origin: str) -> None:
     for title, figures in sections(plan, log).items():
         rows = [(figure.name, shown(figure), figure.follows) for figure in figures]
         output.print_table(title, ("figure", "value", "follows from"), rows)
-    if len(plan.stages) > 1:
-        stages = [(s.steps, s.horizon, f"{s.time.whole:.3g} s", f"{s.hours:.3g} h") for s in plan.stages]
-        output.print_table("stages", ("steps", "horizon", "step", "together"), stages)
+    if len(plan.phases) > 1:
+        phases = [(s.steps, s.horizon, f"{s.time.whole:.3g} s", f"{s.hours:.3g} h") for s in plan.phases]
+        output.print_table("phases", ("steps", "horizon", "step", "together"), phases)
     output.console.print(f"bottleneck: {bottleneck(plan)}", markup=False)
     for note in notes(plan):
         output.console.print(f"note: {note}", markup=False)

@@ -132,7 +132,7 @@ class _Tries:
             except TimeoutError:
                 self.last = f"the last try had no answer in {TRY_LIMIT_S:g} s"
             except (OSError, aiohttp.ClientError) as error:
-                self.last = f"the last try: {error or type(error).__name__}"
+                self.last = f"the last try: {str(error) or type(error).__name__}"
             await asyncio.sleep(RETRY_S)
 
 

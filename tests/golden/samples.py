@@ -82,7 +82,7 @@ TASK = Task(
     sampling=SAMPLING,
     min_version=5,
     redrive_of="b4xq7zk2m5n3p6r2t7v3",
-    stage=2,
+    phase=2,
     shaping=SHAPING,
 )
 
@@ -189,7 +189,7 @@ SAMPLES: dict[str, Message] = {
         advantage_digest="d" * 64,
         buffered=(SampleRef(group="c5yr8al3n6p4q7s3u2w4", sample=1, offset=125),),
         missing=2,
-        stage=2,
+        phase=2,
         rows=(RowSuccess(row=ROW, success=0.5),),
     ),
     "rollmill.group_dropped": GroupDropped(
@@ -266,7 +266,7 @@ SAMPLES: dict[str, Message] = {
         horizon=14,
         temperature=0.75,
         closed=True,
-        stage=2,
+        phase=2,
         shaping=SHAPING,
         decided=130,
     ),
@@ -326,7 +326,7 @@ def before(name: str, **changes: Any) -> Message:
     return msgspec.structs.replace(sample, **{**task, **changes})
 
 
-OLDER_TASK = msgspec.structs.replace(TASK, stage=0, shaping=None)
+OLDER_TASK = msgspec.structs.replace(TASK, phase=0, shaping=None)
 
 OLDER: dict[str, Message] = {
     "rollmill.branch.1": before("rollmill.branch", cause="", lr_scale=1.0),
@@ -335,9 +335,9 @@ OLDER: dict[str, Message] = {
     # Before a span said whose weights sampled it.
     "rollmill.rollout.2": before("rollmill.rollout"),
     "rollmill.trajectory.2": before("rollmill.trajectory"),
-    "rollmill.step.1": before("rollmill.step", missing=0, stage=None, rows=()),
+    "rollmill.step.1": before("rollmill.step", missing=0, phase=None, rows=()),
     "rollmill.trainer_started.1": before("rollmill.trainer_started", forked_from=None),
-    # Before groups were stamped with a stage and the weights of their reward, and rows chosen by what they achieved.
+    # Before groups were stamped with a phase and the weights of their reward, and rows chosen by what they achieved.
     "rollmill.task.1": OLDER_TASK,
     "rollmill.episode.1": before("rollmill.episode"),
     "rollmill.rollout.3": before("rollmill.rollout"),
@@ -345,9 +345,9 @@ OLDER: dict[str, Message] = {
     "rollmill.trajectory.failed.1": before("rollmill.trajectory.failed"),
     "rollmill.trajectory.cancelled.1": before("rollmill.trajectory.cancelled"),
     "rollmill.trajectory.expired.1": before("rollmill.trajectory.expired"),
-    "rollmill.credit.1": before("rollmill.credit", stage=0, shaping=None, decided=-1),
+    "rollmill.credit.1": before("rollmill.credit", phase=0, shaping=None, decided=-1),
     "rollmill.cursor.1": before("rollmill.cursor", passed=0, taking=False),
-    "rollmill.step.2": before("rollmill.step", stage=None, rows=()),
+    "rollmill.step.2": before("rollmill.step", phase=None, rows=()),
     "rollmill.group_dropped.1": before("rollmill.group_dropped", row=None),
 }
 """File name -> message that it means now: bytes of writers from before a field was added; logs still hold them."""

@@ -100,18 +100,18 @@ async def test_groups_carry_the_stamps_of_the_credit_they_were_admitted_under(bu
     }
 
 
-async def test_groups_carry_the_stage_and_the_reward_weights_of_their_credit(bus, clock):
+async def test_groups_carry_the_phase_and_the_reward_weights_of_their_credit(bus, clock):
     """Siblings share them, and a group that was admitted before keeps its own."""
     await say(bus, clock, MANIFEST)
     early = Shaping(weights={"format": 1.0})
-    await allow(bus, clock, 1, stage=0, shaping=early)
+    await allow(bus, clock, 1, phase=0, shaping=early)
     running = asyncio.create_task(Feeder(bus, clock, "r", SOURCE).run())
     await wait_until(lambda: admitted(bus), 1)
-    await allow(bus, clock, 2, stage=1)
+    await allow(bus, clock, 2, phase=1)
     await wait_until(lambda: admitted(bus), 2)
     await cancelled(running)
 
-    found = [(task.admission, task.stage, task.shaping) for task in await tasks(bus)]
+    found = [(task.admission, task.phase, task.shaping) for task in await tasks(bus)]
     assert sorted(found, key=lambda one: one[0]) == [(0, 0, early)] * 2 + [(1, 1, None)] * 2
 
 

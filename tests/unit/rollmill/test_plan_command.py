@@ -69,7 +69,7 @@ def test_a_table_says_what_each_figure_follows_from(tmp_path):
     """And where the bottleneck is, and what each stage of a curriculum takes."""
     said = plan(write(tmp_path, 'preset = "long-horizon"\n' + MINIMAL + MODEL))
 
-    for word in ("trainer.weights_bytes", "follows from", "log.hour_bytes", "stages", "bottleneck:", "problem:"):
+    for word in ("trainer.weights_bytes", "follows from", "log.hour_bytes", "phases", "bottleneck:", "problem:"):
         assert word in said
 
 

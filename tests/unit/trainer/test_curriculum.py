@@ -7,7 +7,7 @@ from rollmill.manifest import manifest_of
 from schemas.messages import Shaping
 from trainer.config import AlgorithmConfig, CurriculumConfig, RewardsConfig, make_config
 from trainer.credit import credit
-from trainer.curriculum import StageRules, StageState, Stamp, final_stamp, stage_after, stages, stamp
+from trainer.curriculum import PhaseRules, PhaseState, Stamp, final_stamp, phase_after, phases, stamp
 
 ALGORITHM = AlgorithmConfig(horizon=14, temperature=0.7)
 GROWS = CurriculumConfig(horizons=(6, 13, 20), every=100)
@@ -17,8 +17,8 @@ GROWS = CurriculumConfig(horizons=(6, 13, 20), every=100)
     ("step", "horizon"), [(0, 6), (99, 6), (100, 13), (199, 13), (200, 20), (299, 20), (300, 20), (10_000, 20)]
 )
 def test_the_horizon_grows_at_the_borders_and_the_last_one_stays(step, horizon):
-    """The 100th step is the last one of the first stage: 100 steps are made when the second begins."""
-    assert stamp(ALGORITHM, GROWS, stage_after(GROWS, step)) == Stamp(horizon=horizon, temperature=0.7)
+    """The 100th step is the last one of the first phase: 100 steps are made when the second begins."""
+    assert stamp(ALGORITHM, GROWS, phase_after(GROWS, step)) == Stamp(horizon=horizon, temperature=0.7)
 
 
 @pytest.mark.parametrize(("step", "temperature"), [(0, 0.8), (49, 0.8), (50, 0.5), (100, 0.2), (900, 0.2)])
@@ -26,18 +26,18 @@ def test_the_temperature_falls_in_the_same_way(step, temperature):
     """The horizon stays the constant one."""
     cools = CurriculumConfig(temperatures=(0.8, 0.5, 0.2), every=50)
 
-    assert stamp(ALGORITHM, cools, stage_after(cools, step)) == Stamp(horizon=14, temperature=temperature)
+    assert stamp(ALGORITHM, cools, phase_after(cools, step)) == Stamp(horizon=14, temperature=temperature)
 
 
 @given(st.integers(0, 10**6))
 def test_without_a_curriculum_the_constants_hold(step):
     """Runs that were recorded before there was one are stamped as they were."""
-    assert stamp(ALGORITHM, CurriculumConfig(), stage_after(CurriculumConfig(), step)) == Stamp(
+    assert stamp(ALGORITHM, CurriculumConfig(), phase_after(CurriculumConfig(), step)) == Stamp(
         horizon=14, temperature=0.7
     )
 
 
-def test_the_last_stage_is_what_is_evaluated():
+def test_the_last_phase_is_what_is_evaluated():
     """Of schedules of different length each stays at its own last value."""
     both = CurriculumConfig(horizons=(6, 13, 20), temperatures=(0.8, 0.2), every=100)
 
@@ -53,19 +53,19 @@ def test_the_last_stage_is_what_is_evaluated():
         (100, [(100, 6)]),
     ],
 )
-def test_a_runs_steps_are_counted_by_stage(steps, expected):
-    """A stage that the run does not reach is not there."""
-    assert [(count, found.horizon) for count, found in stages(ALGORITHM, GROWS, steps)] == expected
+def test_a_runs_steps_are_counted_by_phase(steps, expected):
+    """A phase that the run does not reach is not there."""
+    assert [(count, found.horizon) for count, found in phases(ALGORITHM, GROWS, steps)] == expected
 
 
 @given(st.integers(1, 1000), st.integers(1, 50), st.lists(st.integers(1, 99), min_size=1, max_size=6))
-def test_every_step_has_the_stamp_of_its_stage(steps, every, horizons):
-    """The stages, laid end to end, say the same as each step by itself."""
+def test_every_step_has_the_stamp_of_its_phase(steps, every, horizons):
+    """The phases, laid end to end, say the same as each step by itself."""
     curriculum = CurriculumConfig(horizons=tuple(horizons), every=every)
 
-    laid = [found for count, found in stages(ALGORITHM, curriculum, steps) for _ in range(count)]
+    laid = [found for count, found in phases(ALGORITHM, curriculum, steps) for _ in range(count)]
 
-    assert laid == [stamp(ALGORITHM, curriculum, stage_after(curriculum, step)) for step in range(steps)]
+    assert laid == [stamp(ALGORITHM, curriculum, phase_after(curriculum, step)) for step in range(steps)]
 
 
 def test_the_credit_carries_the_stamp_of_the_step():
@@ -86,7 +86,7 @@ def test_the_credit_carries_the_stamp_of_the_step():
     assert (given_after(10).horizon, given_after(10).temperature) == (13, 0.2)
 
 
-def test_the_manifest_of_a_run_names_the_last_stage():
+def test_the_manifest_of_a_run_names_the_last_phase():
     """Whoever samples without credit, such as an evaluation, takes it from there."""
     values = {"run": "r", "model": "m", "directory": "d", "tasks": {"family": "keydoor"}}
     grows = {"curriculum": {"horizons": [6, 13, 20], "every": 100}}
@@ -115,78 +115,78 @@ def test_a_curriculum_that_cannot_work_is_named(section, names):
         make_config({"run": "r", "model": "m", "directory": "d", "curriculum": section})
 
 
-# ---- stages that end by success
+# ---- phases that end by success
 
 BY_SUCCESS = CurriculumConfig(horizons=(6, 13, 20), success=0.75, success_groups=4)
-RULES = StageRules.of(BY_SUCCESS)
-FIRST = StageState()
+RULES = PhaseRules.of(BY_SUCCESS)
+FIRST = PhaseState()
 
 
 def after(groups, rules=RULES, state=FIRST, steps=0):
-    """Return the state after a step whose groups were (stage, success)."""
-    for stage, success in groups:
-        state = state.met(stage, success, rules)
+    """Return the state after a step whose groups were (phase, success)."""
+    for phase, success in groups:
+        state = state.met(phase, success, rules)
     return state.decided(steps + 1, rules)
 
 
 @pytest.mark.parametrize(
-    ("successes", "stage"),
+    ("successes", "phase"),
     [([1.0, 1.0, 0.5], 0), ([1.0, 1.0, 0.5, 0.5], 1), ([1.0, 1.0, 0.5, 0.25], 0), ([0.0, 1.0, 1.0, 0.5, 0.5], 1)],
 )
-def test_a_stage_ends_when_its_last_groups_succeed_often_enough(successes, stage):
+def test_a_phase_ends_when_its_last_groups_succeed_often_enough(successes, phase):
     """Not before there are as many as asked for; older ones are forgotten."""
-    assert after([(0, success) for success in successes]).stage == stage
+    assert after([(0, success) for success in successes]).phase == phase
 
 
-def test_what_is_left_of_an_easier_stage_says_nothing_about_the_next():
+def test_what_is_left_of_an_easier_phase_says_nothing_about_the_next():
     """Its groups still arrive for a while; the count begins anew."""
     second = after([(0, 1.0)] * 4)
 
-    assert (second.stage, second.recent) == (1, ())
-    assert after([(0, 1.0)] * 9, state=second, steps=1).stage == 1
-    assert after([(1, 1.0)] * 4, state=second, steps=1).stage == 2
+    assert (second.phase, second.recent) == (1, ())
+    assert after([(0, 1.0)] * 9, state=second, steps=1).phase == 1
+    assert after([(1, 1.0)] * 4, state=second, steps=1).phase == 2
 
 
-def test_the_last_stage_stays_and_a_step_ends_one_at_most():
+def test_the_last_phase_stays_and_a_step_ends_one_at_most():
     """However well it goes."""
     state = after([(0, 1.0)] * 40)
-    assert state.stage == 1
+    assert state.phase == 1
     state = after([(2, 1.0)] * 8, state=after([(1, 1.0)] * 8, state=state, steps=1), steps=2)
-    assert state.stage == 2
+    assert state.phase == 2
 
 
-def test_a_stage_may_have_a_longest_time_in_steps():
+def test_a_phase_may_have_a_longest_time_in_steps():
     """A policy that does not get there goes on all the same."""
-    rules, state = StageRules.of(BY_SUCCESS.model_copy(update={"every": 3})), StageState()
+    rules, state = PhaseRules.of(BY_SUCCESS.model_copy(update={"every": 3})), PhaseState()
     found = []
     for steps in range(8):
         state = after([], rules, state, steps)
-        found.append(state.stage)
+        found.append(state.phase)
 
     assert found == [0, 0, 1, 1, 1, 2, 2, 2]
 
 
 def test_stages_by_steps_have_no_such_rules():
     """What was recorded before there were any is decided as it was."""
-    assert StageRules.of(GROWS) is None
-    assert StageRules.of(CurriculumConfig()) is None
+    assert PhaseRules.of(GROWS) is None
+    assert PhaseRules.of(CurriculumConfig()) is None
 
 
-def test_a_plan_takes_a_stage_that_ends_by_success_to_last():
+def test_a_plan_takes_a_phase_that_ends_by_success_to_last():
     """As long as it may; without a limit in steps all are of the last one, the dearest."""
-    assert [(n, found.horizon) for n, found in stages(ALGORITHM, BY_SUCCESS, 50)] == [(50, 20)]
+    assert [(n, found.horizon) for n, found in phases(ALGORITHM, BY_SUCCESS, 50)] == [(50, 20)]
 
 
 # ---- reward weights
 
 
-def test_the_weights_of_a_stage_lie_over_those_of_the_run():
+def test_the_weights_of_a_phase_lie_over_those_of_the_run():
     """By component; without any a reward is what the family says."""
     curriculum = CurriculumConfig(weights=({"format": 1.0}, {"format": 0.0, "opened": 2.0}), every=10)
     rewards = RewardsConfig(weights={"format": 0.5, "repeated_actions": 0.1}, long_action=9)
 
-    def shaping(stage):
-        return stamp(ALGORITHM, curriculum, stage, rewards).shaping
+    def shaping(phase):
+        return stamp(ALGORITHM, curriculum, phase, rewards).shaping
 
     assert shaping(0) == Shaping(weights={"format": 1.0, "repeated_actions": 0.1}, long_action=9)
     assert shaping(1) == Shaping(weights={"format": 0.0, "opened": 2.0, "repeated_actions": 0.1}, long_action=9)
@@ -194,12 +194,12 @@ def test_the_weights_of_a_stage_lie_over_those_of_the_run():
     assert stamp(ALGORITHM, GROWS, 0).shaping is None
 
 
-def test_a_credit_says_stage_and_weights():
+def test_a_credit_says_phase_and_weights():
     """The feeder stamps both on what it admits."""
     curriculum = CurriculumConfig(weights=({"format": 1.0}, {"format": 0.0}), every=10)
 
     given = credit("r", 1, ALGORITHM, resolved=0, step=10, versions={}, curriculum=curriculum, decided=77)
 
-    assert (given.stage, given.shaping, given.decided) == (1, Shaping(weights={"format": 0.0}), 77)
-    by_success = credit("r", 1, ALGORITHM, resolved=0, step=99, versions={}, curriculum=BY_SUCCESS, stage=1)
-    assert (by_success.stage, by_success.horizon, by_success.shaping) == (1, 13, None)
+    assert (given.phase, given.shaping, given.decided) == (1, Shaping(weights={"format": 0.0}), 77)
+    by_success = credit("r", 1, ALGORITHM, resolved=0, step=99, versions={}, curriculum=BY_SUCCESS, phase=1)
+    assert (by_success.phase, by_success.horizon, by_success.shaping) == (1, 13, None)

@@ -330,12 +330,12 @@ def test_the_bottleneck_is_what_the_step_waits_for(changes, expected, advice):
     assert re.search(advice, bottleneck(plan))
 
 
-def test_a_run_is_added_up_stage_by_stage():
+def test_a_run_is_added_up_phase_by_phase():
     """A third of the steps at each horizon; GPUs are paid for while they wait, too."""
     grows = {"curriculum": {"horizons": [2, 4, 8], "every": 30}, "stop": {"max_steps": 90}}
     plan = planned(assumed=assuming(turns=None, trainer_gpus=2), **grows)
 
-    assert [(stage.steps, stage.horizon) for stage in plan.stages] == [(30, 2), (30, 4), (30, 8)]
+    assert [(phase.steps, phase.horizon) for phase in plan.phases] == [(30, 2), (30, 4), (30, 8)]
     assert plan.hours == pytest.approx(sum(30 * plan.time(horizon).whole for horizon in (2, 4, 8)) / 3600)
     assert plan.gpu_hours == pytest.approx(3 * plan.hours)
     figures = {figure.name: figure.value for figure in sections(plan, LOG)["the run"]}

@@ -1,4 +1,4 @@
-"""Curricula by success: a stage ends by what the log says, is written down, and is the same whoever makes it again."""
+"""Curricula by success: a phase ends by what the log says, is written down, and is the same whoever makes it again."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def config_of(tmp_path, model, name="one", **changes):
     )
 
 
-async def recorded_bus(stages=(0,) * 10 + (1,) * 3 + (0,) * 4 + (1,) * 8 + (2,) * 20):
-    """Return a bus with groups that were admitted in these stages, interleaved; half of the samples succeed."""
+async def recorded_bus(phases=(0,) * 10 + (1,) * 3 + (0,) * 4 + (1,) * 8 + (2,) * 20):
+    """Return a bus with groups that were admitted in these phases, interleaved; half of the samples succeed."""
     bus, draw = await memory_bus(), random.Random(3)
     publisher = Publisher(bus, CLOCK, "test")
-    pending = [(group, sample) for group in range(len(stages)) for sample in range(SAMPLES)]
+    pending = [(group, sample) for group in range(len(phases)) for sample in range(SAMPLES)]
     pending.sort(key=lambda item: item[0] + draw.random() * 2)
     for group, sample in pending:
-        stamped = msgspec.structs.replace(task(group, sample), stage=stages[group])
+        stamped = msgspec.structs.replace(task(group, sample), phase=phases[group])
         await publisher.publish(TRAJECTORIES, trajectory(stamped, float(draw.random() < 0.6)))
     return bus
 
@@ -68,10 +68,10 @@ async def train(config, bus, **options):
         return await loop.run(config, bus, CLOCK, **options)
 
 
-async def stages(bus):
-    """Return (step, stage after it, batch) of each live step."""
+async def phases(bus):
+    """Return (step, phase after it, batch) of each live step."""
     log = [decision for _, decision in live_decisions(await decisions(bus))]
-    return [(d.step, d.stage, d.digest) for d in log if isinstance(d, StepDecided)]
+    return [(d.step, d.phase, d.digest) for d in log if isinstance(d, StepDecided)]
 
 
 async def credits_of(bus):
@@ -79,27 +79,27 @@ async def credits_of(bus):
     return [record for record in control if isinstance(record, Credit)]
 
 
-async def test_a_stage_ends_by_the_success_of_its_own_groups(model, tmp_path):
-    """Each step says which stage follows, and the credit that is given then stamps it with its weights."""
+async def test_a_phase_ends_by_the_success_of_its_own_groups(model, tmp_path):
+    """Each step says which phase follows, and the credit that is given then stamps it with its weights."""
     bus = await recorded_bus()
     await train(config_of(tmp_path, model), bus)
 
-    found = [stage for _, stage, _ in await stages(bus)]
+    found = [phase for _, phase, _ in await phases(bus)]
     assert found == sorted(found)
     assert set(found) == {0, 1, 2}
     weights = {0: Shaping(weights={"format": 1.0})}
     stamped = await credits_of(bus)
-    assert all((c.horizon, c.shaping) == (4 + 4 * c.stage, weights.get(c.stage)) for c in stamped)
-    assert {c.stage for c in stamped} == {0, 1, 2}
+    assert all((c.horizon, c.shaping) == (4 + 4 * c.phase, weights.get(c.phase)) for c in stamped)
+    assert {c.phase for c in stamped} == {0, 1, 2}
     assert (await replay(bus, CLOCK, RUN)).all_equal
 
 
-async def test_a_stage_that_is_not_passed_stays(model, tmp_path):
+async def test_a_phase_that_is_not_passed_stays(model, tmp_path):
     """No clock and no number of steps ends it, unless told."""
     bus = await recorded_bus()
     await train(config_of(tmp_path, model, success=1.0), bus)
 
-    assert {stage for _, stage, _ in await stages(bus)} == {0}
+    assert {phase for _, phase, _ in await phases(bus)} == {0}
 
 
 async def test_a_run_without_such_stages_writes_none(model, tmp_path):
@@ -108,8 +108,8 @@ async def test_a_run_without_such_stages_writes_none(model, tmp_path):
     config = run_config(tmp_path, model, curriculum={"horizons": [4, 8], "every": 2})
     await train(config, bus)
 
-    assert [stage for _, stage, _ in await stages(bus)] == [None] * 4
-    assert [c.stage for c in await credits_of(bus)][-1] == 1
+    assert [phase for _, phase, _ in await phases(bus)] == [None] * 4
+    assert [c.phase for c in await credits_of(bus)][-1] == 1
 
 
 @pytest.mark.parametrize(
@@ -125,23 +125,23 @@ async def test_a_trainer_that_was_killed_ends_its_stages_at_the_same_steps(model
         await train(config, MortalBus(bus, fate))
     await train(config, bus, resume=True)
 
-    assert await stages(bus) == await stages(calm)
+    assert await phases(bus) == await phases(calm)
     assert (await replay(bus, CLOCK, RUN)).all_equal
 
 
-async def test_replay_finds_a_stage_that_does_not_follow_from_the_log(model, tmp_path):
+async def test_replay_finds_a_phase_that_does_not_follow_from_the_log(model, tmp_path):
     """A decision that says another one than the groups do is named."""
     bus, other = await recorded_bus(), await recorded_bus()
     await train(config_of(tmp_path, model), bus)
     publisher, part = Publisher(other, CLOCK, "test"), partition_for(RUN, DECISIONS.partitions)
     for _, decision in await decisions(bus):
         told = isinstance(decision, StepDecided) and decision.step == 3
-        changed = msgspec.structs.replace(decision, stage=decision.stage + 1) if told else decision
+        changed = msgspec.structs.replace(decision, phase=decision.phase + 1) if told else decision
         await publisher.publish(DECISIONS, changed, partition=part)
 
     found = (await replay(other, CLOCK, RUN)).first_difference
 
-    assert (found.step, found.cause) == (3, "stage 1 of the curriculum follows, stage 2 was recorded")
+    assert (found.step, found.cause) == (3, "phase 1 of the curriculum follows, phase 2 was recorded")
 
 
 # ---- what the feeder learns of rows
@@ -189,17 +189,17 @@ async def test_decisions_of_other_runs_say_nothing_of_rows(model, tmp_path):
 
 
 class Pupil(Sampler):
-    """A policy that can do what is easy: groups of the first stage mostly succeed, those of the second mostly fail."""
+    """A policy that can do what is easy: groups of the first phase mostly succeed, those of the second mostly fail."""
 
     async def _end(self, made):
         credit = self._control.get(f"credit/{RUN}", Credit)
-        stamped = msgspec.structs.replace(made.task, stage=credit.stage, horizon=credit.horizon)
-        succeeds = self._draw.random() < (0.8 if credit.stage == 0 else 0.2)
+        stamped = msgspec.structs.replace(made.task, phase=credit.phase, horizon=credit.horizon)
+        succeeds = self._draw.random() < (0.8 if credit.phase == 0 else 0.2)
         outcome = msgspec.structs.replace(made.outcome, success=float(succeeds), reward=float(succeeds))
         await super()._end(msgspec.structs.replace(made, task=stamped, outcome=outcome))
 
 
-async def test_a_live_run_waits_at_the_stage_that_it_cannot_do(model, tmp_path):
+async def test_a_live_run_waits_at_the_phase_that_it_cannot_do(model, tmp_path):
     """It leaves the first one at once; its log replays."""
     bus = await memory_bus()
     pupil = Pupil(bus, seed=1)
@@ -207,6 +207,6 @@ async def test_a_live_run_waits_at_the_stage_that_it_cannot_do(model, tmp_path):
     _, result = await asyncio.gather(pupil.run(), train(config, bus))
 
     assert result.reason == "12 steps made"
-    found = [stage for _, stage, _ in await stages(bus)]
+    found = [phase for _, phase, _ in await phases(bus)]
     assert (found[0], found[-1]) == (0, 1)
     assert (await replay(bus, CLOCK, RUN)).all_equal
