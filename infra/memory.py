@@ -145,6 +145,10 @@ class MemoryBus:
         """Replace a record's value by what `change` makes of it, as a disk that fails does."""
         self._log.rewrite(partition, offset, change)
 
+    def rewrite_headers(self, partition: TopicPartition, offset: int, change: Callable[[Headers], Headers]) -> None:
+        """Do the same with its headers."""
+        self._log.rewrite_headers(partition, offset, change)
+
     def copy(self, other: MemoryBus, topic: str) -> None:
         """Hold the records of a topic that another log holds, at the same offsets."""
         self._log.copy(other._log, topic)

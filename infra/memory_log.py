@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from infra.bus import Record, TopicPartition
+from infra.bus import Headers, Record, TopicPartition
 from infra.errors import BusError, OffsetLost
 from schemas.topics import Topic
 
@@ -160,8 +160,23 @@ class MemoryLog:
 
     def rewrite(self, partition: TopicPartition, offset: int, change: Callable[[bytes], bytes]) -> None:
         """Replace a record's value by what `change` makes of it, as a disk that fails does."""
-        held = self._partitions[partition]
-        record = held.records[offset - held.begin]
-        if record is None or record.value is None:
+        record = self._record(partition, offset)
+        if record.value is None:
             raise BusError(f"rewriting {partition}: there is no value at offset {offset}")
-        held.records[offset - held.begin] = msgspec.structs.replace(record, value=change(record.value))
+        self._replace(msgspec.structs.replace(record, value=change(record.value)))
+
+    def rewrite_headers(self, partition: TopicPartition, offset: int, change: Callable[[Headers], Headers]) -> None:
+        """Do the same with its headers."""
+        record = self._record(partition, offset)
+        self._replace(msgspec.structs.replace(record, headers=change(record.headers)))
+
+    def _record(self, partition: TopicPartition, offset: int) -> Record:
+        held = self._partitions[partition]
+        record = held.records[offset - held.begin] if held.begin <= offset < held.end else None
+        if record is None:
+            raise BusError(f"rewriting {partition}: there is no record at offset {offset}")
+        return record
+
+    def _replace(self, record: Record) -> None:
+        held = self._partitions[record.tp]
+        held.records[record.offset - held.begin] = record

@@ -6,13 +6,13 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from infra import broker
 from infra.broker.errors import JarsNotResolved, JavaNotFound, MavenNotFound
 
 # An example may take any time: a machine that is busy with something else breaks no promise of ours.
-settings.register_profile("rollmill", deadline=None)
+settings.register_profile("rollmill", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rollmill")
 
 

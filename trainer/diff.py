@@ -27,6 +27,7 @@ from schemas.decisions import Member
 from schemas.messages import Trajectory
 from schemas.outcome import Completed
 from schemas.transcript import Transcript
+from trainer.evidence import Change
 from trainer.story import Place, Sample, Story, read_one, read_story
 
 OF_A_RUN = frozenset({"run", "directory", "publish", "start"})
@@ -123,8 +124,8 @@ async def _first_difference(bus: Bus, clock: Clock, stories: Stories) -> Diverge
                     step=step, kind=Kind.LENGTH, cause=f"{other.run} has it, {story.run} does not ({why})"
                 )
         for story in stories:
-            for member, what in story.changed(step):
-                cause = f"{story.run}: the record of {_name(story, member)} at offset {member.offset} {what}"
+            for change in story.evidence.changes(story.steps[step]):
+                cause = f"{story.run}: {_name(story, change)}: {change.what}"
                 return Divergence(step=step, kind=Kind.CHANGED, cause=cause)
         found = await _in_batch(bus, clock, stories, step)
         if found is not None:
@@ -174,9 +175,9 @@ def _of(members: tuple[Member, ...]) -> str:
     return ", ".join(f"{member.reward:g}" for member in members)
 
 
-def _name(story: Story, member: Member) -> str:
-    place = story.places.get(member.group)
-    return f"{member.group}/{member.sample}" + (f" ({place})" if place else "")
+def _name(story: Story, change: Change) -> str:
+    place = story.places.get(change.group)
+    return f"{change.group}/{change.sample}" + (f" ({place})" if place else "")
 
 
 # ---- other groups

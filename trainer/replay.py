@@ -23,6 +23,7 @@ from trainer.advantages import soft_overlong
 from trainer.config import AlgorithmConfig
 from trainer.curriculum import PhaseState
 from trainer.decision_log import read_started
+from trainer.evidence import Evidence
 from trainer.groups import AssemblerState, Dropped, GroupAssembler, Script, Step
 from trainer.history import History, rules_of
 from trainer.pacing import Pacing, PacingState
@@ -152,6 +153,9 @@ class _Replay:
             for epoch, started in history.started.items()
         }
         self._rules = {epoch: rules_of(started.config) for epoch, started in history.started.items()}
+        self._evidence = Evidence()
+        for record in records:
+            self._evidence.add(record)
         self._start = history.start or 0
         self._next = 0
         self._found_drops: dict[str, DropReason] = {}
@@ -166,7 +170,7 @@ class _Replay:
             algorithm = self._algorithms[recorded.epoch]
             assembler.rules = self._rules[recorded.epoch]
             found = self._advance(assembler, recorded, algorithm)
-            cause = difference(found, recorded, assembler)
+            cause = difference(found, recorded, assembler, self._evidence)
             yield StepComparison(
                 step=number,
                 recorded=recorded.digest,
@@ -268,10 +272,17 @@ def shaped(record: Terminal, algorithm: AlgorithmConfig) -> Terminal:
     return replace(record, reward=record.reward + soft_overlong(tokens, algorithm.overlong))
 
 
-def difference(found: Step | None, recorded: StepDecided, assembler: GroupAssembler) -> str:
+def difference(found: Step | None, recorded: StepDecided, assembler: GroupAssembler, evidence: Evidence) -> str:
     """Return what differs first between a step made again and the recorded one; empty if nothing does."""
     if batch_digest(recorded.members) != recorded.digest:
         return "the recorded members do not have the recorded digest: the decision itself was changed"
+    cause = _in_step(found, recorded, assembler)
+    change = next(evidence.changes(recorded), None) if cause else None
+    return f"{change.group}/{change.sample}: {change.what}" if change else cause
+
+
+def _in_step(found: Step | None, recorded: StepDecided, assembler: GroupAssembler) -> str:
+    """Return how the steps differ, whatever became of their records; empty if they do not."""
     if found is None:
         return (
             f"no step is decided up to position {recorded.position}: {assembler.kept} groups are complete and kept, "
@@ -282,7 +293,11 @@ def difference(found: Step | None, recorded: StepDecided, assembler: GroupAssemb
     if (found.position, found.phase) != (recorded.position, recorded.phase):
         return _other_place(found, recorded)
     if found.digest != recorded.digest:
-        return "the same samples in another order"
+        pairs = zip(found.members, recorded.members, strict=True)
+        now, then = next((a, b) for a, b in pairs if a != b)
+        return (
+            f"the same samples in another order: {now.group}/{now.sample} stands where {then.group}/{then.sample} did"
+        )
     return "" if found.advantage_digest == recorded.advantage_digest else "the same batch with other advantages"
 
 

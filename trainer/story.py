@@ -7,7 +7,7 @@ holds where its record lies, so that one can be read again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,13 +16,13 @@ from infra.clock import Clock
 from infra.errors import ConfigError
 from infra.trajectories import read_run, trajectories_of
 from infra.wire import Received
-from schemas.arbiter import Arbiter, Ruling
-from schemas.batch import content_hash
+from schemas.arbiter import Ruling
 from schemas.decisions import Member, StepDecided
 from schemas.messages import Trajectory
-from schemas.outcome import Completed
 from trainer.decision_log import read_started
+from trainer.evidence import Evidence
 from trainer.history import History
+from trainer.terminal import terminal
 
 
 class Place(NamedTuple):
@@ -64,6 +64,8 @@ class Story:
     """Place -> sibling -> accepted outcome."""
     places: Mapping[str, Place]
     """Group -> place."""
+    evidence: Evidence
+    """What its steps rest on, as it lies in the log now."""
 
     @property
     def steps(self) -> Mapping[int, StepDecided]:
@@ -92,18 +94,6 @@ class Story:
         groups = {sample.group for sample in self.groups.get(place, {}).values()}
         return next((n for n, step in self.steps.items() for m in step.members if m.group in groups), None)
 
-    def changed(self, step: int) -> Iterator[tuple[Member, str]]:
-        """Yield the members of a step whose record is not the one that was decided on, and what became of it."""
-        for member in self.steps[step].members:
-            place = self.places.get(member.group)
-            sample = self.groups[place].get(member.sample) if place is not None else None
-            if sample is None:
-                yield member, "is no longer there, or cannot be read"
-            elif sample.offset != member.offset:
-                yield member, f"is no longer the first outcome: offset {sample.offset} is"
-            elif sample.content != member.content:
-                yield member, f"had content {member.content[:12]}, it has {sample.content[:12]}: its bytes were changed"
-
 
 async def read_story(bus: Bus, clock: Clock, run: str) -> Story:
     """Read a run up to its last decision.
@@ -117,7 +107,7 @@ async def read_story(bus: Bus, clock: Clock, run: str) -> Story:
     end = (await bus.end_offsets(partition.topic))[partition.partition]
     async for received in read_run(bus, clock, run, start, end):
         tale.add(received)
-    return Story(run=run, history=history, groups=tale.groups, places=tale.places)
+    return Story(run=run, history=history, groups=tale.groups, places=tale.places, evidence=tale.evidence)
 
 
 async def read_one(bus: Bus, clock: Clock, run: str, offset: int) -> Trajectory | None:
@@ -132,21 +122,18 @@ class _Tale:
 
     groups: dict[Place, dict[int, Sample]] = field(default_factory=dict)
     places: dict[str, Place] = field(default_factory=dict)
-    _arbiter: Arbiter = field(default_factory=Arbiter)
+    evidence: Evidence = field(default_factory=Evidence)
 
     def add(self, received: Received[Trajectory]) -> None:
-        trajectory, offset = received.message, received.record.offset
-        task, outcome = trajectory.task, trajectory.outcome
-        ruling = self._arbiter.rule(task.group, task.sample, task.payload_digest, offset)
-        if ruling is not Ruling.ACCEPTED:
+        found, task = terminal(received, None, keep_tokens=False), received.message.task
+        if self.evidence.add(found) is not Ruling.ACCEPTED:
             return
         place = self.places.setdefault(task.group, Place(task.source, task.visit, task.row))
-        graded = isinstance(outcome, Completed)
         self.groups.setdefault(place, {})[task.sample] = Sample(
             group=task.group,
             sample=task.sample,
-            offset=offset,
-            content=content_hash(received.raw),
-            outcome="completed" if graded else type(outcome).__name__.lower(),
-            success=outcome.success if isinstance(outcome, Completed) else 0.0,
+            offset=found.offset,
+            content=found.content,
+            outcome="completed" if found.completed else type(received.message.outcome).__name__.lower(),
+            success=found.success,
         )

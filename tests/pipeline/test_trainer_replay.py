@@ -111,7 +111,8 @@ async def test_a_changed_reward_is_named_and_later_steps_are_judged_for_themselv
     report = await replay(bus, CLOCK, RUN)
 
     assert [s.equal for s in report.steps] == [True, False, True, True]
-    assert f"content of {member.group}/{member.sample} (offset {member.offset})" in report.first_difference.cause
+    cause = report.first_difference.cause
+    assert cause.startswith(f"{member.group}/{member.sample}: its record at offset {member.offset} had content")
     assert report.as_dict()["first_difference"]["step"] == 2
 
 
@@ -119,12 +120,14 @@ async def test_an_unreadable_record_is_named_by_what_is_missing(model, tmp_path)
     """The group it belonged to is no longer complete."""
     bus = await trained(model, tmp_path)
     step = next(d for _, d in await decisions(bus) if isinstance(d, StepDecided))
-    bus.rewrite(LOG, step.members[-1].offset, lambda _: b"rubbish")
+    member = step.members[-1]
+    bus.rewrite(LOG, member.offset, lambda _: b"rubbish")
 
     report = await replay(bus, CLOCK, RUN)
 
     assert not report.steps[0].equal
-    assert report.steps[0].cause
+    name = f"{member.group}/{member.sample}: its record at offset {member.offset}"
+    assert report.steps[0].cause == f"{name} cannot be read any more, or is another run's"
 
 
 async def test_a_forged_decision_is_named(model, tmp_path):
