@@ -17,6 +17,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
+from infra.disk import described, is_full
 from infra.errors import RollmillError
 
 YOUNG_OBJECTS = 5_000
@@ -97,6 +98,11 @@ def run_service(
     except RollmillError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the last word of a process goes to its terminal
         return next((code for kind, code in (codes or {}).items() if isinstance(error, kind)), 1)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        print(f"error: {described(error)}", file=sys.stderr)  # noqa: T201 - as above
+        return 1
     except KeyboardInterrupt:
         return INTERRUPTED  # before the service took over the signals: nothing was begun
     return 0

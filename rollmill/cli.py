@@ -18,9 +18,11 @@ from typing import NoReturn
 import click
 
 from infra.arguments import require_text
+from infra.disk import described
 from infra.errors import RollmillError
 from infra.service import INTERRUPTED
 from rollmill.json_line import error_line
+from rollmill.paths import DATA_DIR
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("demo", "Watch a policy learn through the whole system on this machine."),
@@ -107,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         click.echo(f"error: {error}", err=True)
         _fail(error, str(error), error.exit_code, as_json=as_json)
     except OSError as error:  # a full disk, a read-only folder: nobody's bug
-        text = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
+        text = described(error, [DATA_DIR])
         click.echo(f"error: {text}", err=True)
         _fail(error, text, 1, as_json=as_json)
     except Exception as error:  # a bug: whoever reads standard output is told too, and the trace says the rest

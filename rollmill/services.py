@@ -21,6 +21,7 @@ from pathlib import Path
 
 from infra.broker.local import START_LIMIT_S, STOP_LIMIT_S
 from infra.config import Config, dump
+from infra.disk import room_for
 from infra.envhost.address import UNIX_PATH_BYTES
 from infra.errors import ConfigError
 from infra.loopback import HOST
@@ -103,13 +104,14 @@ class LocalPlan:
 
     def write(self) -> None:
         """Write what the services read. Only whoever holds the directory may: a running system reads it too."""
-        self.data_dir.mkdir(parents=True, exist_ok=True)
-        ports.keep(self.ports, self.data_dir / PORTS_NAME)
-        part = self.config_path.with_suffix(".part")
-        part.unlink(missing_ok=True)
-        part.touch(mode=0o600)  # it may hold passwords
-        part.write_text(f"{CONFIG_HEADING}\n\n{toml.dumps(dump(self.config, reveal=True))}")
-        part.replace(self.config_path)
+        with room_for("settings for the services", self.data_dir, then="Then call it again; nothing was started."):
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+            ports.keep(self.ports, self.data_dir / PORTS_NAME)
+            part = self.config_path.with_suffix(".part")
+            part.unlink(missing_ok=True)
+            part.touch(mode=0o600)  # it may hold passwords
+            part.write_text(f"{CONFIG_HEADING}\n\n{toml.dumps(dump(self.config, reveal=True))}")
+            part.replace(self.config_path)
 
 
 def make_plan(

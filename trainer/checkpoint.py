@@ -24,6 +24,7 @@ from pathlib import Path
 
 import msgspec
 
+from infra.disk import room_for
 from trainer.state import TrainerState
 from trainer.weights import WEIGHTS_FILE, sync_directory, write_durably
 
@@ -62,8 +63,17 @@ class Checkpoint:
         return (self.directory / OPTIMIZER_FILE).read_bytes()
 
 
+RESUME = "Steps are decided in the log, so none is lost: `rollmill train RUN.toml --resume` makes this one again."
+"""What is said when there is no room for a checkpoint."""
+
+
 def save(parent: Path, state: TrainerState, weights: bytes, optimizer: bytes) -> Checkpoint:
-    """Write a checkpoint and return once it would survive a power cut."""
+    """Write a checkpoint and return once it would survive a power cut. Raises NoSpace; then the one before is whole."""
+    with room_for(f"the checkpoint of step {state.step}", parent, then=RESUME):
+        return _save(parent, state, weights, optimizer)
+
+
+def _save(parent: Path, state: TrainerState, weights: bytes, optimizer: bytes) -> Checkpoint:
     parent.mkdir(parents=True, exist_ok=True)
     target = parent / f"{state.epoch}-{state.step}"
     partial = parent / f".{target.name}.{secrets.token_hex(4)}"

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from infra.disk import room_for
 from infra.errors import ConfigError
 
 WEIGHTS_FILE = "model.safetensors"
@@ -112,6 +113,12 @@ def write_model_directory(target: Path, weights: bytes, source: Path) -> None:
     """
     if target.is_dir():
         return
+    then = "Nothing half-written is left; call it again, a trainer with `--resume`."
+    with room_for("a model directory", target, then=then):
+        _write_model_directory(target, weights, source)
+
+
+def _write_model_directory(target: Path, weights: bytes, source: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     partial.mkdir()

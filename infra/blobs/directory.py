@@ -16,7 +16,6 @@ An error of the disk is not waited out here: the kernel has, and whoever supervi
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -27,15 +26,13 @@ from urllib.parse import quote, unquote
 
 from infra.blobs import BLOB_BYTES, DIGEST, KEEP_MS, Blob, BlobsAway, Collected, digest_of, missing, verified
 from infra.clock import Clock
+from infra.disk import is_full
 from schemas.topics import HOUR_MS
 
 T = TypeVar("T")
 
 LEFTOVER_MS = 24 * HOUR_MS
 """A file in `incoming` that is older was left by a writer that was killed, milliseconds."""
-
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""What a disk says that takes no more."""
 
 _MS = 1_000_000
 """Nanoseconds in a millisecond."""
@@ -102,7 +99,7 @@ class DirectoryBlobs:
             return await asyncio.to_thread(work, *arguments)
         except OSError as error:
             why = f"{doing} in {self.root}: {error.strerror or error}"
-            if error.errno in _FULL:
+            if is_full(error):
                 why += "; nothing half-written is left. Make room there: `rollmill blobs status` says what it holds"
             raise BlobsAway(why) from error
 

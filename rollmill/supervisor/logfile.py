@@ -3,6 +3,9 @@
 A new file begins with each supervisor (`NAME.log`; the one before becomes `NAME.log.1`) and whenever it has grown to
 its limit, so a service takes at most twice the limit on disk. The lives of a restarted service follow each other in
 one file, each under a heading. Nothing is parsed or reformatted.
+
+A disk that is full stops no service: its output is read on, the last lines are in memory as ever, and once there is
+room again the file says how much of it is missing.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ import asyncio
 import re
 from collections import deque
 from pathlib import Path
+
+from infra.disk import is_full, room_for
 
 MAX_BYTES = 16 * 1024 * 1024
 """Size at which a log file is rotated."""
@@ -32,11 +37,14 @@ class LogFile:
         """Begin a new file at this path, keeping the one before."""
         self.path = path
         self._max_bytes = max_bytes
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            self._keep_old()
-        self._file = path.open("ab", buffering=0)
+        with room_for("the log of a service", path, then="Then call it again; the service was not started."):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists():
+                self._keep_old()
+            self._file = path.open("ab", buffering=0)
         self._size = 0
+        self.missing = 0
+        """Bytes that the disk had no room for since it took some last."""
         self._unfinished = b""
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._waiting: list[tuple[re.Pattern[str], asyncio.Future[str]]] = []
@@ -86,13 +94,30 @@ class LogFile:
                 found.set_result(line)
 
     def _append(self, data: bytes) -> None:
-        if self._size and self._size + len(data) > self._max_bytes:
-            self._file.close()
+        rest = memoryview(data)
+        try:
+            if self._size and self._size + len(data) > self._max_bytes:
+                self._rotate()
+            if self.missing:
+                gap = f"=== {self.missing} bytes are missing here: the disk was full ===\n"
+                self._size += self._file.write(gap.encode())
+                self.missing = 0
+            while rest:
+                # The last bytes that a disk has room for are taken without an error; the others bring it.
+                written = self._file.write(rest)
+                self._size += written
+                rest = rest[written:]
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self.missing += len(rest)
+
+    def _rotate(self) -> None:
+        if self.path.exists():  # else the new one could not be made the last time
             self._keep_old()
-            self._file = self.path.open("ab", buffering=0)
-            self._size = 0
-        self._file.write(data)
-        self._size += len(data)
+        fresh = self.path.open("ab", buffering=0)
+        self._file.close()
+        self._file, self._size = fresh, 0
 
     def _keep_old(self) -> None:
         self.path.replace(self.path.with_name(f"{self.path.name}.1"))

@@ -19,6 +19,7 @@ from typing import IO
 import msgspec
 
 from infra.broker.pidfile import identity_of
+from infra.disk import room_for
 from rollmill.supervisor.errors import AlreadyRunning
 
 LOCK_NAME = "supervisor.lock"
@@ -105,10 +106,20 @@ class RunFile:
         _end_leftovers(read(run_dir))
 
     def write(self, state: State) -> None:
-        """Replace the state file."""
+        """Replace the state file.
+
+        Raises:
+            NoSpace: the disk is full; the file is as it was.
+        """
         part = self._path.with_suffix(".part")
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n")
-        part.replace(self._path)
+        then = "Services run on, and one that needs room is started again until it has some."
+        with room_for("what is supervised", self._path, then=then):
+            try:
+                part.write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n")
+                part.replace(self._path)
+            except OSError:
+                part.unlink(missing_ok=True)
+                raise
 
     def release(self) -> None:
         """Give the right back; the state file goes, since nothing runs any more."""

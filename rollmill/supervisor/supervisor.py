@@ -7,12 +7,14 @@
 
 Invariants: a service starts when all that it is `after` are ready, and ends before any of them does; independent ones
 start and end side by side. Every wait has a limit, and its error shows the end of the log. Nothing outlives the
-supervisor (`infra/leash.py`). It does not know what the services are (`rollmill/services.py` does).
+supervisor (`infra/leash.py`). A disk that is full ends it no more than the services: what it writes is for people, and
+is written again once there is room. It does not know what the services are (`rollmill/services.py` does).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +26,7 @@ from typing import Self
 
 from infra.broker.pidfile import identity_of
 from infra.clock import Clock, SystemClock
+from infra.disk import NoSpace
 from infra.errors import ConfigError
 from rollmill.supervisor.errors import NotBack, SupervisorError
 from rollmill.supervisor.instance import Instance, race
@@ -31,6 +34,8 @@ from rollmill.supervisor.logfile import LogFile
 from rollmill.supervisor.process import Exit
 from rollmill.supervisor.runfile import InstanceState, RunFile, State
 from rollmill.supervisor.service import Backoff, Event, Restart, Service, What
+
+log = logging.getLogger(__name__)
 
 RECOVERY_LIMIT_S = 240.0
 """Longest wait for a killed instance to be ready again, unless the caller says otherwise."""
@@ -76,6 +81,8 @@ class Supervisor:
         self._cwd = cwd or Path.cwd()
         self._runfile: RunFile | None = None
         self._started_ms = 0
+        self._full = False
+        """The disk had no room for the state file the last time."""
         self._bringing: dict[str, asyncio.Task[None]] = {}
         self._instances: dict[str, list[Instance]] = {}
         self._lives: dict[Instance, asyncio.Task[Exit]] = {}
@@ -256,7 +263,14 @@ class Supervisor:
 
     def _write_state(self) -> None:
         assert self._runfile is not None, "services run only while the directory is held"
-        self._runfile.write(self.state())
+        try:
+            self._runfile.write(self.state())
+        except NoSpace as error:
+            if not self._full:  # said once; what needs room says so itself
+                log.warning("%s", error)
+            self._full = True
+        else:
+            self._full = False
 
 
 async def supervise(

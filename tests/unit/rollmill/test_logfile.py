@@ -1,5 +1,7 @@
 import asyncio
+import os
 import re
+from contextlib import contextmanager
 
 from rollmill.supervisor.logfile import TAIL_LINES, LogFile
 
@@ -61,3 +63,36 @@ def test_output_that_never_ends_a_line_is_bounded_and_bytes_that_are_no_text_are
 
     assert max(len(line) for line in log.tail()) <= 64 * 1024 + 10_000
     log.close()
+
+
+def test_a_full_disk_stops_no_output_and_the_file_says_what_is_missing(tmp_path):
+    """The pipe of a service is read on, its last lines are known, and once there is room the file goes on."""
+    log = LogFile(tmp_path / "x.log")
+    log.write(b"before\n")
+    with full(log):
+        log.write(b"lost\n")
+        log.begin("life 2")
+        log.write(b"also lost\n")
+        assert ("also lost",) == log.tail()
+    missing = log.missing
+    log.write(b"after\n")
+    log.close()
+
+    assert missing == len("lost\n=== life 2 ===\nalso lost\n")
+    assert (
+        tmp_path / "x.log"
+    ).read_text() == f"before\n=== {missing} bytes are missing here: the disk was full ===\nafter\n"
+
+
+@contextmanager
+def full(log):
+    """A disk that takes no byte of a log: the system's own refusal."""
+    descriptor = log._file.fileno()
+    kept, device = os.dup(descriptor), os.open("/dev/full", os.O_WRONLY)
+    os.dup2(device, descriptor)
+    try:
+        yield
+    finally:
+        os.dup2(kept, descriptor)
+        os.close(kept)
+        os.close(device)

@@ -17,6 +17,7 @@ from rollmill.supervisor import (
     What,
 )
 from rollmill.supervisor.readiness import at_once
+from rollmill.supervisor.runfile import read
 
 QUICK = Backoff(first_s=0.0)
 
@@ -167,3 +168,35 @@ async def test_an_instance_that_was_never_started_cannot_be_killed(python, run_d
         await supervisor.start()
         with pytest.raises(ConfigError, match=r"instance 7 of 'run' was never started; started are \['run'\]"):
             supervisor.kill("run", 7)
+
+
+async def test_a_full_disk_ends_no_supervisor_and_services_come_back_when_there_is_room(
+    python, events, run_dir, caplog
+):
+    """What it writes is for people: it is said once, and written again. A service that needs room is started again."""
+    part, full = run_dir / "supervisor.part", [True]
+
+    def observe(event):
+        if full[0] and not part.is_symlink():
+            part.symlink_to("/dev/full")
+        events(event)
+
+    code = f"import os, signal; open({str(run_dir / 'data')!r}, 'wb', 0).write(b'x'); print('ready'); signal.pause()"
+    async with Supervisor([python("store", code)], run_dir=run_dir, on_event=observe, backoff=QUICK) as supervisor:
+        await supervisor.start()
+        before = read(run_dir).instances
+        (run_dir / "data").unlink()
+        (run_dir / "data").symlink_to("/dev/full")
+        supervisor.kill("store")
+        died = await events.nth(3, What.DIED)
+        full[0] = False
+        (run_dir / "data").unlink()
+        part.unlink(missing_ok=True)
+        await events.nth(2, What.READY)
+        after = read(run_dir).instances
+
+    assert "No space left on device" in died.last_words
+    assert ([], ["ready"]) == ([one.state for one in before if one.state != "started"], [one.state for one in after])
+    said = [record.getMessage() for record in caplog.records if "make room there" in record.getMessage()]
+    assert 1 == len(said)
+    assert str(run_dir) in said[0]
