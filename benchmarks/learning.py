@@ -48,6 +48,9 @@ EPISODES = RECIPE.suites()[0].episodes
 STEP_LIMIT_S = 240.0
 """Longest wait for a trainer step, seconds: the machine may do much else."""
 
+HUNTS_LIMIT_S = 1_200.0
+"""Longest wait for a measurement, seconds."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -111,7 +114,7 @@ def warmed(folder: Path, seed: int) -> Path:
 async def played(model: Path, run: Run) -> Scores:
     """Return what a model achieves on the held-out hunts of a run."""
     async with at_work(model) as machine:
-        return await _until_done(machine, _scores(machine, run))
+        return await _until_done(machine, _scores(machine, run, 0))
 
 
 async def learn(folder: Path, model: Path, run: Run) -> Learnt:
@@ -144,7 +147,8 @@ def learn_all(runs: Sequence[Run], processes: int, on_end: Callable[[Learnt], No
     found = []
     with (
         tempfile.TemporaryDirectory(prefix="rollmill-learning-") as folder,
-        ProcessPoolExecutor(processes, mp_context=spawn) as pool,
+        # A run leaves half a gigabyte of caches behind, and goes with its process.
+        ProcessPoolExecutor(processes, mp_context=spawn, max_tasks_per_child=1) as pool,
     ):
         place = Path(folder)
         models = _each(pool, warmed, {seed: (place, seed) for seed in first})
@@ -192,7 +196,7 @@ async def _learn(machine: MemoryMachine, path: Path, run: Run) -> Learnt:
     seconds = time.monotonic() - began
     return Learnt(
         run=run,
-        after=await _scores(machine, run),
+        after=await _scores(machine, run, state.version),
         curve=tuple(state.curve),
         groups=state.kept + sum(state.dropped.values()),
         replayed=await replay(machine.bus, machine.clock, run.id),
@@ -214,8 +218,17 @@ async def _trained(machine: MemoryMachine, path: Path, run: Run) -> RunState:
     return watch.state
 
 
-async def _scores(machine: MemoryMachine, run: Run) -> Scores:
-    found = await measure(machine.bus, machine.clock, run.suite, run=f"{run.id}-hunts", seed=run.seed)
+async def _scores(machine: MemoryMachine, run: Run, version: int) -> Scores:
+    """Play the hunts with one version: the last one may be announced before the policy serves it."""
+    found = await measure(
+        machine.bus,
+        machine.clock,
+        run.suite,
+        run=f"{run.id}-hunts",
+        seed=run.seed,
+        version=version,
+        limit_s=HUNTS_LIMIT_S,
+    )
     return found.scores
 
 

@@ -56,9 +56,21 @@ async def measure(
     *,
     run: str,
     seed: int,
+    version: int | None = None,
+    limit_s: float = LIMIT_S,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> Measured:
     """Play a suite through the pipeline.
+
+    Args:
+        bus: the log.
+        clock: for the limit.
+        suite: what is played.
+        run: the run under which it is played.
+        seed: of the run.
+        version: the only version of the policy that counts; whichever is served unless given.
+        limit_s: longest wait, seconds.
+        on_progress: told how many episodes have ended.
 
     Raises:
         infra.errors.WaitTimeout: the pipeline did not finish in time.
@@ -73,11 +85,11 @@ async def measure(
         sampling=Sampling(temperature=suite.temperature, max_tokens=8),
         max_sampled_tokens=8 * suite.turns,
     )
-    ended = await play(bus, clock, source, wanted, limit_s=LIMIT_S, on_progress=on_progress)
+    ended = await play(bus, clock, source, wanted, version=version, limit_s=limit_s, on_progress=on_progress)
     found = [one.trajectory for one in ended if one.trajectory is not None]
     if len(found) < len(ended):
         raise WaitTimeout(
-            f"waited {LIMIT_S:g} s for {len(ended)} outcomes of run {run!r}, {len(found)} came; `rollmill status` "
+            f"waited {limit_s:g} s for {len(ended)} outcomes of run {run!r}, {len(found)} came; `rollmill status` "
             f"shows which stage is behind"
         )
     return Measured(scores=scores(run, [one.played for one in ended]), trajectories=found)

@@ -117,10 +117,10 @@ async def _play(
     """Evaluate, train, evaluate, replay, check."""
     _serve(story.served, story.warm)
     await machine.load(story.warm)
-    before = await _measure(machine, story, recipe, screen, "before")
+    before = await _measure(machine, story, recipe, screen, "before", 0)
     _require_fit(before["sampled"].scores, recipe)
     state, kills = await _train(machine, story, recipe, screen, kill=kill)
-    after = await _measure(machine, story, recipe, screen, "after")
+    after = await _measure(machine, story, recipe, screen, "after", state.version)
     if not recipe.shuffled:  # a hunt that it won by chance would only mislead
         _show_episode(story, before["sampled"], after["sampled"], screen)
     _say_control(before["sampled"].scores, after["sampled"].scores, recipe, screen)
@@ -162,8 +162,13 @@ def _serve(link: Path, model: Path) -> None:
     fresh.replace(link)
 
 
-async def _measure(machine: Machine, story: Story, recipe: Recipe, screen: Screen, when: str) -> dict[str, Measured]:
-    """Play all suites at once, so that the engine batches across them."""
+async def _measure(
+    machine: Machine, story: Story, recipe: Recipe, screen: Screen, when: str, version: int
+) -> dict[str, Measured]:
+    """Play all suites at once, so that the engine batches across them.
+
+    A version may be announced before the policy serves it; only that one counts.
+    """
     done = dict.fromkeys((suite.name for suite in recipe.suites()), 0)
     total = sum(suite.episodes for suite in recipe.suites())
 
@@ -173,7 +178,9 @@ async def _measure(machine: Machine, story: Story, recipe: Recipe, screen: Scree
             screen.figures(f"evaluation {when}: {sum(done.values())}/{total} episodes")
 
         run = f"{story.run}-{when}-{suite.name}"
-        return await measure(machine.bus, machine.clock, suite, run=run, seed=story.seed, on_progress=on_progress)
+        return await measure(
+            machine.bus, machine.clock, suite, run=run, seed=story.seed, version=version, on_progress=on_progress
+        )
 
     measured = await asyncio.gather(*(one(suite) for suite in recipe.suites()))
     found = {suite.name: each for suite, each in zip(recipe.suites(), measured, strict=True)}
