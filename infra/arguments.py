@@ -32,14 +32,14 @@ TEXT_CHARS = 1_000
 """Longest name, address or other short text."""
 
 
-class Seconds(click.FloatRange):
-    """A time in seconds; no NaN, which is within every range."""
+class Number(click.FloatRange):
+    """A number within bounds; NaN, which no bound keeps out, is none."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the number."""
         found = super().convert(value, param, ctx)
         if not math.isfinite(found):
-            self.fail(f"{value} is no time in seconds", param, ctx)
+            self.fail(f"{value} is no number", param, ctx)
         return found
 
 

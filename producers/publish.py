@@ -11,7 +11,6 @@ written, which stands for good, and before any task of a group is published.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,7 +24,7 @@ from infra.wire import Publisher
 from producers.publish_all import publish_all
 from producers.source import Instance, TaskSource
 from schemas.control import Cancel, Credit, RunManifest
-from schemas.identity import RUN_NAME, group_id, payload_digest, task_seed
+from schemas.identity import group_id, payload_digest, run_name, task_seed
 from schemas.messages import Task
 from schemas.partition import partition_for
 from schemas.task_flaws import manifest_refusal, refusal
@@ -109,7 +108,7 @@ async def ensure_manifest(bus: Bus, clock: Clock, publisher: Publisher, wanted: 
     Raises:
         ConfigError: the run exists with another configuration, or none of its tasks could be run.
     """
-    refuse_unusable(wanted, clock.now_ms())
+    require_usable(wanted, clock.now_ms())
     known = await _recorded(bus, clock, publisher, wanted.run)
     if known is None:
         partition = partition_for(wanted.run, TRAJECTORIES.partitions)
@@ -122,13 +121,23 @@ async def ensure_manifest(bus: Bus, clock: Clock, publisher: Publisher, wanted: 
     return known
 
 
-def refuse_unusable(manifest: RunManifest, now_ms: int) -> None:
-    """Raise ConfigError if a manifest is one that no stage would run a task of."""
-    if not re.fullmatch(RUN_NAME, manifest.run):
-        raise ConfigError(f"{manifest.run!r} is no name for a run: use letters, digits, `.`, `_` and `-`, at most 100")
+def require_usable(manifest: RunManifest, now_ms: int) -> None:
+    """Raise ConfigError for a manifest that no run can have, or that no stage would run a task of."""
+    try:
+        run_name(manifest.run)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     wrong = manifest_refusal(manifest, now_ms)
     if wrong is not None:
         raise ConfigError(f"run {manifest.run!r}: none of its tasks could be run, nothing is published: {wrong}")
+
+
+async def require_free(bus: Bus, clock: Clock, wanted: RunManifest) -> None:
+    """Raise ConfigError if `ensure_manifest` would refuse this manifest now; nothing is written."""
+    require_usable(wanted, clock.now_ms())
+    known = (await control_now(bus, clock)).get(f"run/{wanted.run}", RunManifest)
+    if known is not None:
+        refuse_other(known, wanted)
 
 
 async def refuse_cancelled(bus: Bus, clock: Clock, run: str) -> None:
@@ -177,7 +186,7 @@ async def publish_source(bus: Bus, clock: Clock, source: TaskSource, wanted: Run
     Raises:
         ConfigError: the run exists with another configuration or is cancelled, or a task of it could not be run.
     """
-    refuse_unusable(wanted, clock.now_ms())
+    require_usable(wanted, clock.now_ms())
     await refuse_cancelled(bus, clock, wanted.run)
     publisher = Publisher(bus, clock, "producer")
     manifest = await ensure_manifest(bus, clock, publisher, wanted)

@@ -10,7 +10,7 @@ The section is checked here and nowhere else; what its tasks mean is the family'
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -18,7 +18,9 @@ from infra.errors import ConfigError
 from producers.generated import GeneratedSource
 from producers.jsonl import JsonlSource
 from producers.source import TaskSource
-from schemas.messages import Budgets
+from schemas.messages import TASK_RANGES, Budgets
+
+Limit = Annotated[int, msgspec.Meta(ge=1, le=TASK_RANGES["max_sampled_tokens"][1])]
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,13 +34,13 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Family that generates its instances."""
     payload: dict[str, Any] = {}
     """Payload of every generated instance; `index` is added."""
-    count: int | None = None
+    count: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Number of generated instances; endless if absent."""
     name: str | None = None
     """The source's name in group ids."""
-    max_tokens: int = 256
+    max_tokens: Limit = 256
     """Most tokens of one turn."""
-    max_sampled_tokens: int = 4096
+    max_sampled_tokens: Limit = 4096
     """Most sampled tokens of an episode."""
     budgets: Budgets = Budgets()
     """Time inside each stage."""
@@ -47,9 +49,12 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def describe(section: dict[str, Any]) -> Described:
     """Return a checked `[tasks]` section. Raises ConfigError."""
     try:
-        return msgspec.convert(section, Described)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"[tasks]: {error}") from error
+        found = msgspec.convert(section, Described)
+        found.budgets.check()
+    except ValueError as error:  # msgspec's ValidationError is one
+        text, _, place = str(error).partition(" - at `$.")
+        raise ConfigError(f"[tasks]: {place.removesuffix('`')}: {text}" if place else f"[tasks]: {text}") from error
+    return found
 
 
 def make_source(described: Described, folder: Path) -> TaskSource:

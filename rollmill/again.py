@@ -36,6 +36,7 @@ from schemas.messages import Rollout, Task, Trajectory
 from schemas.outcome import Completed
 from schemas.topics import TRAJECTORIES
 from stages.eval.stage import grade
+from stages.handlers.registry import handler
 
 MAX_NAMED = 20
 """Most samples that are named in a report; the others are counted."""
@@ -119,8 +120,9 @@ async def rescore(bus: Bus, clock: Clock, run: str, *, grader: str | None = None
         into: publish the outcomes as this new run's.
 
     Raises:
-        ConfigError: the run is unknown, or `into` has records already.
+        ConfigError: the run or the grader is unknown, or `into` has records already.
     """
+    _require_grader(grader)
     manifest = await _manifest(bus, clock, run)
     publisher = Publisher(bus, clock, "replay")
     bounds = await _bounds(bus, manifest)
@@ -134,6 +136,15 @@ async def rescore(bus: Bus, clock: Clock, run: str, *, grader: str | None = None
             if into is not None:
                 await publisher.publish(TRAJECTORIES, _of_another_run(after, into))
     return found
+
+
+def _require_grader(grader: str | None) -> None:
+    """Raise ConfigError unless the grader can be asked: otherwise every sample would fail, in a new run too."""
+    try:
+        if grader is not None:
+            handler(grader)
+    except Failure as failure:
+        raise ConfigError(f"no grader {grader!r} to grade with, nothing was written: {failure.cause}") from failure
 
 
 async def _graded(before: Trajectory, grader: str | None, found: Rescored) -> Trajectory:

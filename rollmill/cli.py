@@ -20,9 +20,13 @@ import click
 from infra.arguments import require_text
 from infra.disk import described
 from infra.errors import RollmillError
+from infra.plain_text import visible
 from infra.service import INTERRUPTED
 from rollmill.json_line import error_line
 from rollmill.paths import DATA_DIR
+
+SHOWN_CHARS = 4_000
+"""Longest error that is printed: it may repeat what was given."""
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("demo", "Watch a policy learn through the whole system on this machine."),
@@ -101,12 +105,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         require_text(given, os.environ)
         cli.main(given, standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        _say(error)
         _fail(error, error.format_message(), error.exit_code, as_json=as_json)
     except (click.Abort, KeyboardInterrupt) as error:
         _fail(error, "interrupted", INTERRUPTED, as_json=as_json)
     except RollmillError as error:
-        click.echo(f"error: {error}", err=True)
+        click.echo(f"error: {shown(str(error))}", err=True)
         _fail(error, str(error), error.exit_code, as_json=as_json)
     except OSError as error:  # a full disk, a read-only folder: nobody's bug
         text = described(error, [DATA_DIR])
@@ -116,6 +120,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if as_json:
             click.echo(error_line(error, repr(error), 1))
         raise
+
+
+def _say(error: click.ClickException) -> None:
+    """Print a wrong call with how to call right."""
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        click.echo(f"{error.ctx.get_usage()}\nTry '{error.ctx.command_path} -h' for help.\n", err=True)
+    click.echo(f"Error: {shown(error.format_message())}", err=True)
+
+
+def shown(text: str) -> str:
+    """Return what an error says so that a person can read it: as long as that, with nothing in it that is obeyed."""
+    cut = text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}... ({len(text)} characters)"
+    return visible(cut)
 
 
 def _fail(error: BaseException, text: str, code: int, *, as_json: bool) -> NoReturn:

@@ -47,7 +47,8 @@ class Covered:
         self._target = target
         self._ended: dict[SampleId, str] = {}
         self._arbiters: defaultdict[str, Arbiter] = defaultdict(Arbiter)
-        self._ends: dict[TopicPartition, int] = {}
+        self._read_to: dict[TopicPartition, int] = {}
+        """What `read` has read so far."""
 
     @property
     def open(self) -> set[SampleId]:
@@ -59,19 +60,28 @@ class Covered:
         """How many samples ended how."""
         return dict(sorted(Counter(self._ended[sample] for sample in self.admitted & self._ended.keys()).items()))
 
-    async def any_task(self) -> bool:
-        """Tell whether the log holds a task of the target; reads no further than to the first."""
-        async with aclosing(self._tasks()) as tasks:
-            return await anext(tasks, None) is not None
+    @property
+    def all_over(self) -> bool:
+        """Tell whether there were samples and each has an outcome; tasks are forgotten before their outcomes."""
+        return bool(self.admitted or self._ended) and not self.open
+
+    async def first_task(self) -> Task | None:
+        """Return a task of the target that the log holds, if there is one; reads no further than to the first."""
+        begin = positions(TASKS, await self._bus.begin_offsets(TASKS.name))
+        end = positions(TASKS, await self._bus.end_offsets(TASKS.name))
+        async with aclosing(self._tasks(begin, end)) as tasks:
+            return await anext(tasks, None)
 
     async def read(self) -> None:
-        """Read what is in the log now."""
-        async for task in self._tasks():
+        """Read what is in the log now; called again, what has come since."""
+        begin, end = await self._unread(TASKS)
+        async for task in self._tasks(begin, end):
             self.admitted.add(task.id)
-        begin = self._ours(await self._bus.begin_offsets(TRAJECTORIES.name))
-        self._ends = self._ours(await self._bus.end_offsets(TRAJECTORIES.name))
-        async for record in read_between(self._bus, self._clock, begin, self._ends):
+        self._read_to |= end
+        begin, end = (self._ours(found) for found in await self._unread(TRAJECTORIES))
+        async for record in read_between(self._bus, self._clock, begin, end):
             await self._end(record)
+        self._read_to |= end
 
     async def all_ended(self, limit_s: float) -> None:
         """Return once every admitted sample has an outcome; call `read` first.
@@ -80,7 +90,7 @@ class Covered:
             WaitTimeout: some have none after limit_s.
         """
         until = self._clock.monotonic() + limit_s
-        reader = await self._bus.read(self._ends)
+        reader = await self._bus.read(self._ours(self._read_to))
         try:
             while missing := self.open:
                 if self._clock.monotonic() > until:
@@ -93,21 +103,26 @@ class Covered:
         finally:
             await reader.close()
 
-    async def _tasks(self) -> AsyncGenerator[Task, None]:
-        begin = positions(TASKS, await self._bus.begin_offsets(TASKS.name))
-        end = positions(TASKS, await self._bus.end_offsets(TASKS.name))
+    async def _unread(self, topic: Topic[M]) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+        """Return where to read a topic from, and its end now."""
+        begin = positions(topic, await self._bus.begin_offsets(topic.name))
+        end = positions(topic, await self._bus.end_offsets(topic.name))
+        return {tp: max(offset, self._read_to.get(tp, 0)) for tp, offset in begin.items()}, end
+
+    async def _tasks(self, begin: dict[TopicPartition, int], end: dict[TopicPartition, int]) -> AsyncGenerator[Task]:
         async with aclosing(read_between(self._bus, self._clock, begin, end)) as records:
             async for record in records:
                 task = await self._read(TASKS, record)
                 if task is not None and self._covers(task):
                     yield task
 
-    def _ours(self, offsets: dict[int, int]) -> dict[TopicPartition, int]:
+    def _ours(self, offsets: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Return the partitions of `trajectories` that may hold an outcome of the target."""
         # A foreign run's name may hold a `/` itself, so every beginning of the target may be the run.
         parts = self._target.split("/")
         runs = ("/".join(parts[:end]) for end in range(1, len(parts) + 1))
-        wanted = {partition_for(run, len(offsets)) for run in runs}
-        return positions(TRAJECTORIES, {number: offset for number, offset in offsets.items() if number in wanted})
+        wanted = {TopicPartition(TRAJECTORIES.name, partition_for(run, TRAJECTORIES.partitions)) for run in runs}
+        return {tp: offset for tp, offset in offsets.items() if tp in wanted}
 
     async def _end(self, record: Record) -> None:
         trajectory = await self._read(TRAJECTORIES, record)

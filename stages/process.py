@@ -7,6 +7,7 @@ so a worker runs what may have killed workers before.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import click
 
+from infra.arguments import FilePath
 from infra.bus import Bus, TopicPartition
 from infra.clock import Clock, SystemClock
 from infra.config import Config, StageConfig, load
@@ -72,7 +74,7 @@ def stage_command(name: str, make: MakeMember) -> click.Command:
     """Return the command line of a stage's process."""
 
     @click.command(name, help=f"Run one {name.upper()} worker.")
-    @click.option("--config", "path", type=click.Path(path_type=Path), help="TOML file with settings.")
+    @click.option("--config", "path", type=FilePath(), help="TOML file with settings.")
     @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Overrides a setting.")
     @click.option("--only", "place", metavar="TOPIC:PARTITION:OFFSET", help="Work on this record and end.")
     def command(path: Path | None, overrides: tuple[str, ...], place: str | None) -> None:
@@ -99,8 +101,7 @@ def stage_command(name: str, make: MakeMember) -> click.Command:
 
 
 def _place(text: str) -> tuple[TopicPartition, int]:
-    topic, _, rest = text.partition(":")
-    partition, _, offset = rest.partition(":")
-    if not (topic and partition.isdigit() and offset.isdigit()):
-        raise click.BadParameter(f"{text!r} is no place; expected TOPIC:PARTITION:OFFSET, such as tasks:0:17")
-    return TopicPartition(topic, int(partition)), int(offset)
+    place = re.fullmatch(r"([a-z0-9._-]{1,200}):([0-9]{1,9}):([0-9]{1,18})", text)
+    if place is None:
+        raise click.BadParameter(f"{text[:80]!r} is no place; expected TOPIC:PARTITION:OFFSET, such as tasks:0:17")
+    return TopicPartition(place[1], int(place[2])), int(place[3])

@@ -1,8 +1,8 @@
 """Where a trainer begins: what it may not begin with, and from which checkpoint it goes on.
 
-Pure but for reading checkpoints. The order matters and is the loop's: refuse first, then become the run's trainer, then
-branch, then stand where the checkpoint stood. What the decisions say is in `history.py`, what a resumed run may change
-in `resume.py`.
+Pure but for reading checkpoints and trying directories. The order matters and is the loop's: refuse first, then become
+the run's trainer, then branch, then stand where the checkpoint stood. What the decisions say is in `history.py`, what a
+resumed run may change in `resume.py`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from tempfile import TemporaryFile
 from typing import Any
 
 from infra.errors import ConfigError
@@ -75,6 +76,17 @@ def refuse(
             log.info("run %s goes on with another %s: %s, before %s", name, key, ours, then)
 
 
+def require_directories(config: RunConfig) -> None:
+    """Make the directories that the trainer writes to. Raises ConfigError, with the setting, where it may not."""
+    for key, directory in (("directory", config.directory), ("publish", config.versions_directory)):
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=directory):
+                pass
+        except OSError as error:
+            raise ConfigError(f"{key} = {directory}: nothing can be written there: {error.strerror}") from error
+
+
 def fresh_state(run: str, start: int, epoch: int) -> TrainerState:
     """Return the state before the first step of a run whose records begin at an offset."""
     assembler = AssemblerState.fresh(start)
@@ -91,4 +103,4 @@ def tokenizer_of(config: RunConfig) -> str:
     try:
         return tokenizer_digest(config.model)
     except TokenizerMissing as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(f"model = {config.model}: {error}") from error

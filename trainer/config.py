@@ -8,23 +8,34 @@ else starts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from infra.config import apply_override, explain, read_toml
 from infra.errors import ConfigError
+from infra.settings import Given, apply_override, explain, given_by, plain_texts, read_toml
 from schemas.decisions import Action
-from schemas.identity import RUN_NAME
+from schemas.identity import run_name
 from trainer import presets
 
+MOST = 2**31 - 1
+"""Largest number of anything that is counted."""
+
+INT64 = 2**63 - 1
+"""Largest number that a record holds."""
+
 Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
+Whole = Annotated[int, Field(ge=0, le=MOST)]
+Name = Annotated[str, AfterValidator(run_name)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+
+RUN_SET = "--run-set"
+"""Option that overrides a value of RUN.toml."""
 
 PLAN = "plan"
 """Section of RUN.toml that is not part of a run's configuration (`plan_config.py`)."""
@@ -110,7 +121,12 @@ class LossLevel(StrEnum):
 class Frozen(BaseModel):
     """A part of the configuration: no unknown keys, no changes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _texts(cls, values: Any) -> Any:
+        return plain_texts(values)
 
 
 class Overlong(Frozen):
@@ -148,7 +164,7 @@ class AlgorithmConfig(Frozen):
     """Groups in one trainer step, exactly."""
     samples: Count = 8
     """Siblings per group."""
-    max_lag: Annotated[int, Field(ge=0)] = 1
+    max_lag: Whole = 1
     """Most trainer steps between the weights that sampled a token and those it trains; 0 is synchronous."""
     replayed: bool = False
     """Train on what another run's weights sampled (`rollmill replay --into`): it counts as `max_lag` steps old."""
@@ -159,7 +175,7 @@ class AlgorithmConfig(Frozen):
     keep_solved: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the groups without variance whose siblings all succeeded that is kept all the same: they have no
     advantage and serve the KL term. Which ones follows from their ids."""
-    min_siblings: Annotated[int, Field(ge=1)] | None = None
+    min_siblings: Count | None = None
     """Fewest completed siblings of a group that is trained on; all of them unless given."""
     estimator: Estimator = Estimator.GRPO
     """How rewards become advantages."""
@@ -227,7 +243,7 @@ class AlgorithmConfig(Frozen):
     """Momenta of AdamW."""
     weight_decay: NonNegative = 0.0
     """Decoupled weight decay."""
-    warmup: Annotated[int, Field(ge=0)] = 0
+    warmup: Whole = 0
     """Optimizer steps over which the learning rate rises to `lr`."""
     decay: Count | None = None
     """Optimizer steps after the rise over which the rate falls to `lr_floor` along a cosine; constant unless given."""
@@ -332,7 +348,7 @@ class StopConfig(Frozen):
 
     max_steps: Count = 100
     """Trainer steps."""
-    min_steps: Annotated[int, Field(ge=0)] = 0
+    min_steps: Whole = 0
     """Trainer steps before `success` or `time_limit_s` may end the run."""
     success: Annotated[float, Field(gt=0, le=1)] | None = None
     """Stop when the mean success of the last `success_groups` complete groups reaches this; off unless given."""
@@ -450,7 +466,7 @@ class ReportConfig(Frozen):
 class Fork(Frozen):
     """The checkpoint of another run whose weights this run begins with; written by `rollmill train --fork`."""
 
-    run: Annotated[str, Field(pattern=RUN_NAME)]
+    run: Name
     """That run."""
     epoch: int
     """Epoch of the trainer that wrote the checkpoint."""
@@ -463,9 +479,9 @@ class Fork(Frozen):
 class RunConfig(Frozen):
     """Everything the trainer needs to know."""
 
-    run: Annotated[str, Field(pattern=RUN_NAME)]
+    run: Name
     """Name of the run; it is part of paths and keys."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=-INT64 - 1, le=INT64)] = 0
     """Seed of all derived seeds."""
     model: Path
     """Model directory the run begins with (weights, config, tokenizer)."""
@@ -473,13 +489,13 @@ class RunConfig(Frozen):
     """Where checkpoints and the lock live."""
     publish: Path | None = None
     """Where weight versions are written for the policy; `versions` in `directory` unless given."""
-    start: Annotated[int, Field(ge=0)] = 0
+    start: Annotated[int, Field(ge=0, le=INT64)] = 0
     """First offset of `trajectories` that can hold a record of the run."""
-    threads: Count = 1
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Torch threads; weights are reproducible for one number of them."""
     device: str = "cpu"
     """Torch device of the learner."""
-    buffer_bytes: Annotated[int, Field(ge=0)] = 2**30
+    buffer_bytes: Annotated[int, Field(ge=0, le=INT64)] = 2**30
     """Most bytes of token records that wait in memory for their step; others are read from the log again then."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
     """What is trained on, and how."""
@@ -530,7 +546,7 @@ class RunConfig(Frozen):
         return self.directory / "checkpoints"
 
 
-def load_config(path: Path, overrides: Iterable[str] = (), preset: str | None = None) -> RunConfig:
+def load_config(path: Path, overrides: Sequence[str] = (), preset: str | None = None) -> RunConfig:
     """Read RUN.toml, apply `a.b=c` overrides, and check the result.
 
     Args:
@@ -544,10 +560,10 @@ def load_config(path: Path, overrides: Iterable[str] = (), preset: str | None = 
     values = read_run(path, overrides, preset)
     # Only `rollmill plan` reads what is assumed of machines; nothing that is trained depends on it.
     values.pop(PLAN, None)
-    return make_config(values, str(path))
+    return make_config(values, str(path), given_by(RUN_SET, overrides))
 
 
-def read_run(path: Path, overrides: Iterable[str] = (), preset: str | None = None) -> dict[str, Any]:
+def read_run(path: Path, overrides: Sequence[str] = (), preset: str | None = None) -> dict[str, Any]:
     """Return what RUN.toml says, unchecked, as `load_config` takes it: preset below, overrides above, paths resolved.
 
     Raises:
@@ -555,7 +571,7 @@ def read_run(path: Path, overrides: Iterable[str] = (), preset: str | None = Non
     """
     values = read_toml(path)
     for override in overrides:
-        apply_override(values, override)
+        apply_override(values, override, option=RUN_SET)
     named = values.pop("preset", None)
     chosen = named if preset is None else preset
     if chosen is not None:
@@ -566,8 +582,13 @@ def read_run(path: Path, overrides: Iterable[str] = (), preset: str | None = Non
     return values
 
 
-def make_config(values: dict[str, Any], origin: str = "configuration") -> RunConfig:
+def make_config(values: dict[str, Any], origin: str = "configuration", given: Given | None = None) -> RunConfig:
     """Check values from anywhere.
+
+    Args:
+        values: what the run is.
+        origin: the file, or wherever they are from.
+        given: who gave keys that are not from there.
 
     Raises:
         ConfigError: lists every value that cannot work, with its place.
@@ -575,4 +596,4 @@ def make_config(values: dict[str, Any], origin: str = "configuration") -> RunCon
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(explain(error, origin)) from error
+        raise ConfigError(explain(error, origin, RunConfig, given)) from error

@@ -90,8 +90,9 @@ def _write(forked: RunConfig, model: Path, weights: bytes, text: str) -> None:
         write_model_directory(partial / "model", weights, model)
         try:
             load_model(partial / "model")
-        except RuntimeError as error:  # torch's word for tensors of another shape
-            raise ConfigError(f"the weights of the checkpoint do not fit the model in {model}: {error}") from error
+        except ConfigError as error:  # it was written just now: what cannot be loaded is the two together
+            why = error.__cause__ or error
+            raise ConfigError(f"the weights of the checkpoint do not fit the model in {model}: {why}") from error
         write_durably(partial / RUN_FILE, text.encode())
         partial.rename(target)
     except BaseException:

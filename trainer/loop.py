@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +27,15 @@ from schemas.messages import Trajectory
 from schemas.topics import CONTROL, METRICS, TRAJECTORIES
 from trainer import checkpoint
 from trainer.announce import Announcer
-from trainer.beginning import Intent, find_checkpoint, fresh_state, origin, refuse, tokenizer_of
+from trainer.beginning import (
+    Intent,
+    find_checkpoint,
+    fresh_state,
+    origin,
+    refuse,
+    require_directories,
+    tokenizer_of,
+)
 from trainer.checkpoint import Checkpoint
 from trainer.collapse import LR_SCALE, GoBack
 from trainer.config import RunConfig
@@ -70,6 +78,8 @@ MAX_RECORDS = 64
 SAY_EVERY_S = 60.0
 """A trainer to which nothing comes says what it waits for this often, seconds."""
 
+WriteManifest = Callable[[], Awaitable[int]]
+
 
 class OtherTokenizer(RollmillError):
     """Trajectories were sampled with another tokenizer or chat template than the model's."""
@@ -105,6 +115,7 @@ async def run(
     stop: asyncio.Event | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
     on_rollouts: Callable[[str], None] = lambda _: None,
+    manifest: WriteManifest | None = None,
     ranks: Ranks = ALONE,
 ) -> RunResult:
     """Train a run to its end.
@@ -120,6 +131,8 @@ async def run(
         stop: ends the run in good order when set.
         on_progress: told what changes.
         on_rollouts: given the text of some rollouts, where the run's `[report]` asks for them.
+        manifest: writes the run's manifest when nothing is left that refuses to start, and returns where the run's
+            trajectories begin; without it that is the configuration's `start`.
         ranks: those that train together; this is rank 0 of them.
 
     Raises:
@@ -129,11 +142,12 @@ async def run(
         trainer.ending.NothingToLearn: too many groups in a row were dropped, and the run is told to raise then.
     """
     intent = Intent(resume=resume or rollback is not None, rollback=rollback, force=force)
+    require_directories(config)
     with RunLock(config.directory):
         while True:
             trainer = Trainer(config, bus, clock, on_progress, Report(config, on_rollouts), evaluator, ranks)
             try:
-                await trainer.take_over(intent)
+                await trainer.take_over(intent, manifest)
                 return await trainer.end(await trainer.train(stop or asyncio.Event()))
             except GoBack as back:
                 # Once per run, so this ends. The next trainer stands as one does that is resumed with --rollback.
@@ -189,17 +203,19 @@ class Trainer:
 
     # ---- beginning
 
-    async def take_over(self, intent: Intent) -> None:
+    async def take_over(self, intent: Intent, manifest: WriteManifest | None) -> None:
         """Become the run's trainer, and stand where its last checkpoint stood."""
         self._show(phase="starting")
         now = await self._load()
         history = await read_history(self._bus, self._clock, self._config.run)
         saved = await self._thread.run(lambda: find_checkpoint(self._config, history, intent.rollback))
         await self._thread.run(lambda: refuse(self._config, history, now, intent, saved))
-        begin = await self._first_offset() if history.start is None else history.start
+        # Not before: a start that was refused leaves no run behind.
+        start = self._config.start if manifest is None else await manifest()
+        begin = await self._first_offset(start) if history.start is None else history.start
         started = TrainerStarted(
             run=self._config.run,
-            config=now,
+            config={**now, "start": start},
             start=begin,
             step=saved.state.step if saved else 0,
             forked_from=origin(self._config),
@@ -284,9 +300,9 @@ class Trainer:
     def _where(self, history: History) -> tuple[str, int, int, int]:
         return self._config.run, self._log.epoch, self._last.step, len(history.steps) - self._last.step
 
-    async def _first_offset(self) -> int:
+    async def _first_offset(self, start: int) -> int:
         begins = await self._bus.begin_offsets(TRAJECTORIES.name)
-        return max(self._config.start, begins.get(trajectories_of(self._config.run).partition, 0))
+        return max(start, begins.get(trajectories_of(self._config.run).partition, 0))
 
     # ---- training
 

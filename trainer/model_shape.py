@@ -13,8 +13,8 @@ from typing import Any, Self
 
 from pydantic import ValidationError, model_validator
 
-from infra.config import explain
 from infra.errors import ConfigError
+from infra.settings import explain
 from trainer.config import Count, Frozen
 
 CONFIG_KEYS: Mapping[str, str] = {
@@ -140,4 +140,4 @@ def _checked(values: Mapping[str, Any], origin: str) -> ModelShape:
     try:
         return ModelShape.model_validate(dict(values))
     except ValidationError as error:
-        raise ConfigError(explain(error, origin)) from error
+        raise ConfigError(explain(error, origin, ModelShape)) from error

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from infra.config import explain
 from infra.errors import ConfigError
+from infra.settings import Given, explain
 from trainer.config import Count, Frozen, NonNegative, Positive
 
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -71,8 +71,13 @@ class PlanConfig(Frozen):
     """Price of one GPU for an hour, in any currency. Prices differ too much for a default: no cost unless given."""
 
 
-def make_plan_config(values: Any, origin: str) -> PlanConfig:
+def make_plan_config(values: Any, origin: str, given: Given | None = None) -> PlanConfig:
     """Return a checked `[plan]` section.
+
+    Args:
+        values: the section.
+        origin: the file.
+        given: who gave keys of it that are not from there.
 
     Raises:
         ConfigError: lists every value that cannot work.
@@ -80,4 +85,4 @@ def make_plan_config(values: Any, origin: str) -> PlanConfig:
     try:
         return PlanConfig.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(explain(error, f"{origin}, [plan]")) from error
+        raise ConfigError(explain(error, f"{origin}, [plan]", PlanConfig, given)) from error

@@ -33,20 +33,29 @@ def load_model(directory: Path, device: str = "cpu") -> torch.nn.Module:
     """Return the causal language model of a directory in float32, without dropout.
 
     Raises:
-        ConfigError: there is no model that can be loaded.
+        ConfigError: there is no model that can be loaded, or no such device.
     """
+    _require_device(device)
     if not (directory / "config.json").is_file():
-        raise ConfigError(f"no config.json in {directory}: `model` must name a model directory (save_pretrained)")
+        raise ConfigError(f"model = {directory}: it has no config.json; name a model directory (save_pretrained)")
     # A progress bar per load is noise in a service's log.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
             directory, dtype=torch.float32, local_files_only=True
         )
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot load the model in {directory}: {error}") from error
+    except Exception as error:
+        raise ConfigError(f"model = {directory}: it cannot be loaded: {type(error).__name__}: {error}") from error
     # Evaluation mode on purpose: with dropout the ratio would compare two different functions.
     return model.to(device).eval()
+
+
+def _require_device(device: str) -> None:
+    """Raise ConfigError unless tensors can be made and read there."""
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # no such word, no driver, no build for it
+        raise ConfigError(f"device = {device!r}: it cannot be used: {str(error).partition(chr(10))[0]}") from error
 
 
 def checkpoint_activations(model: torch.nn.Module) -> None:

@@ -18,8 +18,8 @@ from pydantic import ValidationError
 
 from infra.bus import Bus
 from infra.clock import Clock
-from infra.config import apply_override, explain
 from infra.errors import ConfigError
+from infra.settings import apply_override, explain, given_by
 from trainer.config import AlgorithmConfig, synchronous
 from trainer.decision_log import read_started
 from trainer.groups import AssemblerState, Dropped, GroupAssembler, Script, Step
@@ -106,7 +106,9 @@ def changed_rules(rules: AlgorithmConfig, overrides: Sequence[str]) -> Algorithm
     try:
         changed = AlgorithmConfig.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(explain(error, "--set")) from error
+        raise ConfigError(
+            explain(error, "the rules of the run", AlgorithmConfig, given_by("--set", overrides))
+        ) from error
     return synchronous(changed) if changed.max_lag != rules.max_lag else changed
 
 

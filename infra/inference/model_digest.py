@@ -14,14 +14,14 @@ from infra.errors import ConfigError
 
 
 class TokenizerMissing(ConfigError):
-    """A model directory has no `tokenizer.json`."""
+    """A model directory has no `tokenizer.json`, or a configuration beside it that cannot be read."""
 
 
 def tokenizer_digest(directory: Path) -> str:
     """Return the digest of a model directory's tokenizer and chat template.
 
     Raises:
-        TokenizerMissing: the directory has no `tokenizer.json`.
+        TokenizerMissing: the directory has no `tokenizer.json`, or its configuration cannot be read.
     """
     tokenizer = directory / "tokenizer.json"
     if not tokenizer.is_file():
@@ -32,13 +32,16 @@ def tokenizer_digest(directory: Path) -> str:
 
 
 def chat_template(directory: Path) -> str:
-    """Return the chat template of a model directory; empty if it has none."""
-    template = directory / "chat_template.jinja"
-    if template.is_file():
-        return template.read_text(encoding="utf-8")
-    config = directory / "tokenizer_config.json"
-    if not config.is_file():
-        return ""
-    found = json.loads(config.read_text(encoding="utf-8")).get("chat_template", "")
+    """Return the chat template of a model directory; empty if it has none. Raises TokenizerMissing."""
+    template, config = directory / "chat_template.jinja", directory / "tokenizer_config.json"
+    try:
+        if template.is_file():
+            return template.read_text(encoding="utf-8")
+        settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    except ValueError as error:  # neither UTF-8 nor JSON
+        raise TokenizerMissing(f"the chat template in {directory} cannot be read: {error}") from error
+    if not isinstance(settings, dict):
+        raise TokenizerMissing(f"{config} holds no JSON object")
+    found = settings.get("chat_template", "")
     # Several named templates come as a list of {name, template}; then all of them are part of the identity.
     return found if isinstance(found, str) else json.dumps(found, sort_keys=True)

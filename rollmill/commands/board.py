@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from infra.arguments import PORT, FilePath
 from infra.clock import SystemClock
 from infra.config import Config
 from infra.connect import connected
@@ -18,10 +19,10 @@ from rollmill.paths import DATA_DIR
 
 
 @click.command("board")
-@click.option("--port", type=int, default=None, help="Port on loopback; that of `board.url` without it.")
+@click.option("--port", type=PORT, default=None, help="Port on loopback; that of `board.url` without it.")
 @click.option(
     "--data",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FilePath(directory=True),
     default=DATA_DIR / "board",
     show_default=True,
     help="Directory of Faust; nothing that matters is in it.",

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from infra import broker
+from infra.arguments import PORT, FilePath
 from infra.clock import SystemClock
 from infra.config import Config
 from infra.connect import connected
@@ -24,12 +25,14 @@ WATCH_S = 1.0
 data_option = click.option(
     "--data",
     "data_dir",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FilePath(directory=True),
     default=DATA_DIR / "broker",
     show_default=True,
     help="Directory of the broker's data.",
 )
-port_option = click.option("--port", default=0, help="Port on loopback; 0: that of the last start, else a free one.")
+port_option = click.option(
+    "--port", type=PORT, default=0, help="Port on loopback; 0: that of the last start, else a free one."
+)
 
 
 @click.group("broker")

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from infra.arguments import TEXT, Number
 from infra.bus import Bus
 from infra.clock import Clock, SystemClock
 from infra.config import Config
@@ -18,20 +19,30 @@ from infra.errors import CAUSE_CHARS, ConfigError
 from infra.wire import Publisher
 from rollmill import output
 from rollmill.covered import Covered
-from schemas.control import Cancel, RunManifest
+from schemas.control import Cancel, Credit, RunManifest
 from schemas.topics import CONTROL
 
 TARGET_CHARS = 1_000
 """Longest target."""
 
+LONGEST_WAIT_S = 30 * 86_400.0
+"""Longest wait that may be asked for, seconds."""
+
 
 @click.command("cancel")
-@click.argument("target")
-@click.option("--cause", default="by request", show_default=True, help="Why; goes into each outcome.")
-@click.option("--force", is_flag=True, help="Cancel also what the log does not know (yet).")
+@click.argument("target", type=TEXT)
+@click.option("--cause", type=TEXT, default="by request", show_default=True, help="Why; goes into each outcome.")
+@click.option(
+    "--force", is_flag=True, help="Do not look first: cancel also what the log does not know (yet), or what is over."
+)
 @click.option("--wait", is_flag=True, help="Return when every sample has an outcome.")
 @click.option(
-    "--limit", "limit_s", default=60.0, show_default=True, type=click.FloatRange(0), help="Longest wait, seconds."
+    "--limit",
+    "limit_s",
+    default=60.0,
+    show_default=True,
+    type=Number(0, LONGEST_WAIT_S),
+    help="Longest wait, seconds.",
 )
 @output.json_option
 @output.config_options
@@ -39,7 +50,8 @@ def command(target: str, cause: str, *, force: bool, wait: bool, limit_s: float,
     """Cancel TARGET: a run, RUN/GROUP or RUN/GROUP/SAMPLE.
 
     Queued samples end as `cancelled` at once, running episodes are stopped and their environments closed; what is
-    published under TARGET later ends the same way. What has an outcome keeps it.
+    published under TARGET later ends the same way. What has an outcome keeps it: where all is over there is nothing to
+    cancel, and the command says so.
     """
 
     async def work() -> dict[str, Any]:
@@ -59,20 +71,24 @@ async def withdraw(
         clock: for limits.
         target: a run, `run/group` or `run/group/sample`.
         cause: why, for the outcomes.
-        force: do not ask whether the target is known.
+        force: do not ask whether the target is known, and not over.
         wait_s: wait at most this long for every sample to have an outcome; None does not wait.
 
     Raises:
-        ConfigError: the log knows no such run, group or sample.
+        ConfigError: the log knows no such run, group or sample, or all of it is over.
         infra.errors.WaitTimeout: some samples have no outcome after wait_s.
     """
     if not target.isprintable() or not 0 < len(target) <= TARGET_CHARS:
         raise ConfigError(f"{target[:80]!r} is no target: name a run, RUN/GROUP or RUN/GROUP/SAMPLE")
     view = await control_now(bus, clock)
     covered = Covered(bus, clock, target)
-    if not force and view.get(f"run/{target}", RunManifest) is None:
-        await _require_a_task(covered, view, target)
     before = _standing(view, target)
+    if not force:
+        if view.get(f"run/{target}", RunManifest) is None:
+            await _require_a_task(covered, view, target)
+        if before is None:
+            await covered.read()
+            _refuse_what_is_over(covered, view, target)
     cancel = before or Cancel(target=target, cause=_writable(cause))
     if before is None:
         await Publisher(bus, clock, "cancel").publish(CONTROL, cancel)
@@ -91,8 +107,21 @@ async def withdraw(
 
 async def _require_a_task(covered: Covered, view: ControlView, target: str) -> None:
     """Raise ConfigError unless the log holds a task of the target."""
-    if not await covered.any_task():
+    if await covered.first_task() is None:
         raise ConfigError(_unknown(view, target))
+
+
+def _refuse_what_is_over(covered: Covered, view: ControlView, target: str) -> None:
+    """Raise ConfigError if a cancel would find nothing: it would only mark as cancelled what ended well."""
+    manifest, credit = view.get(f"run/{target}", RunManifest), view.get(f"credit/{target}", Credit)
+    # A run that a trainer paces gets more tasks until its trainer has closed it.
+    goes_on = manifest is not None and manifest.paced and not (credit is not None and credit.closed)
+    if covered.all_over and not goes_on:
+        ended = ", ".join(f"{count} {kind}" for kind, count in covered.outcomes.items()) or "its tasks are forgotten"
+        raise ConfigError(
+            f"nothing to cancel: every sample of {target!r} has its outcome ({ended}) and keeps it. --force writes the "
+            "cancel all the same, for what is published under that name later"
+        )
 
 
 def _standing(view: ControlView, target: str) -> Cancel | None:

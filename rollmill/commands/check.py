@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import click
 
+from infra.arguments import RUN
 from infra.clickhouse.check import Report, check
 from infra.clock import SystemClock
 from infra.config import Config
@@ -31,7 +32,7 @@ MEANINGS = {
 
 
 @click.command("check")
-@click.argument("run")
+@click.argument("run", type=RUN)
 @output.json_option
 @output.config_options
 def command(run: str, as_json: bool, config: Config) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from infra.arguments import PORT, FilePath
 from infra.errors import ConfigError
 from infra.service import set_up_logging
 from rollmill import output
@@ -15,12 +16,12 @@ from rollmill.paths import DATA_DIR
 @click.command("clickhouse")
 @click.option(
     "--data",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FilePath(directory=True),
     default=DATA_DIR / "clickhouse",
     show_default=True,
     help="Directory of the tables; one server at a time.",
 )
-@click.option("--port", default=8123, show_default=True, help="Port on loopback; 0 for a free one.")
+@click.option("--port", type=PORT, default=8123, show_default=True, help="Port on loopback; 0 for a free one.")
 @click.option("--password", envvar="ROLLMILL_CLICKHOUSE__PASSWORD", default="", help="Password of user `default`.")
 def command(data: Path, port: int, password: str) -> None:
     """Serve until stopped. With a real ClickHouse server set `clickhouse.url` instead."""

@@ -13,6 +13,7 @@ import click
 import msgspec
 from rich.markup import escape
 
+from infra.arguments import TEXT
 from infra.blobs import BlobsAway
 from infra.bus import Bus
 from infra.clock import SystemClock
@@ -41,9 +42,14 @@ def _since_ms(ctx: click.Context, param: click.Parameter, value: str) -> int:
         return max(0, SystemClock().now_ms() - int(ago[1]) * UNITS_S[ago[2]] * 1000)
     try:
         return int(datetime.fromisoformat(value).timestamp() * 1000) if value else 0
-    except ValueError:
+    except (ValueError, OverflowError, OSError):  # no such text, or a year that the system's clock has not
         problem = f"{value!r} is no time; expected how long ago (90s, 15m, 6h, 2d) or an ISO time"
         raise click.BadParameter(problem, ctx, param) from None
+
+
+def _or_any(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str:
+    """Return what was given, and where nothing was what stands for all; an empty text is no name of anything."""
+    return value or ""
 
 
 def filters(command: Any) -> Any:
@@ -52,8 +58,10 @@ def filters(command: Any) -> Any:
         click.option(
             "--since", "since_ms", callback=_since_ms, default="", help="Buried since: 2h, 3d, or an ISO time."
         ),
-        click.option("--kind", default="", help="Given up for this, such as engine, handler or poison."),
-        click.option("--run", "run", default="", help="About samples of this run."),
+        click.option(
+            "--kind", type=TEXT, callback=_or_any, help="Given up for this, such as engine, handler or poison."
+        ),
+        click.option("--run", "run", type=TEXT, callback=_or_any, help="About samples of this run."),
     ):
         command = option(command)
     return command
@@ -87,7 +95,7 @@ def _show_list(result: dict[str, Any]) -> None:
 
 
 @command.command("show")
-@click.argument("letter", metavar="ID")
+@click.argument("letter", metavar="ID", type=TEXT)
 @output.json_option
 @output.config_options
 def show(letter: str, as_json: bool, config: Config) -> None:
@@ -138,7 +146,9 @@ def _show_letter(result: dict[str, Any]) -> None:
 
 @command.command("redrive")
 @click.option("--all", "everything", is_flag=True, help="Every letter that the other options choose.")
-@click.option("--id", "ids", multiple=True, metavar="ID", help="This letter, PARTITION:OFFSET; may be repeated.")
+@click.option(
+    "--id", "ids", multiple=True, type=TEXT, metavar="ID", help="This letter, PARTITION:OFFSET; may be repeated."
+)
 @click.option(
     "--again",
     is_flag=True,

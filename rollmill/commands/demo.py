@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from infra.arguments import INT64, TEXT, FilePath
 from infra.broker.errors import JavaNotFound, MavenNotFound
 from infra.errors import ConfigError
 from infra.service import set_up_logging
@@ -16,12 +17,14 @@ from rollmill.paths import DATA_DIR, RUN_NAME
 
 
 @click.command("demo")
-@click.option("--seed", default=0, show_default=True, help="Seed of model, tasks and sampling.")
+@click.option("--seed", default=0, show_default=True, type=INT64, help="Seed of model, tasks and sampling.")
 @click.option("--bus", type=click.Choice(["kafka", "memory"]), default="kafka", show_default=True, help="Which log.")
-@click.option("--bootstrap", default=None, help="A Kafka that runs already, `host:port`; one is started without it.")
+@click.option(
+    "--bootstrap", type=TEXT, default=None, help="A Kafka that runs already, `host:port`; one is started without it."
+)
 @click.option(
     "--data",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FilePath(directory=True),
     default=DATA_DIR / "demo",
     show_default=True,
     help="Everything of the demo is kept here; an earlier one there is removed.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from infra.arguments import RUN
 from infra.clock import SystemClock
 from infra.config import Config
 from infra.connect import connected
@@ -12,8 +13,8 @@ from trainer.diff import Diff, diff
 
 
 @click.command("diff")
-@click.argument("first", metavar="RUN")
-@click.argument("second", metavar="RUN")
+@click.argument("first", metavar="RUN", type=RUN)
+@click.argument("second", metavar="RUN", type=RUN)
 @output.json_option
 @output.config_options
 def command(first: str, second: str, as_json: bool, config: Config) -> None:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import click
 
+from infra.arguments import TEXT
 from infra.config import Config
 from infra.connect import blob_store
 from rollmill import output
@@ -13,7 +14,7 @@ from rollmill.doctor import diagnose, render
 
 
 @click.command("doctor")
-@click.option("--bootstrap", default=None, help="Also ask a Kafka that runs elsewhere, `host:port`.")
+@click.option("--bootstrap", type=TEXT, default=None, help="Also ask a Kafka that runs elsewhere, `host:port`.")
 @output.json_option
 @output.config_options
 def command(bootstrap: str | None, as_json: bool, config: Config) -> None:

@@ -7,6 +7,7 @@ import signal
 
 import click
 
+from infra.arguments import TEXT
 from infra.cancellation import Cancellation
 from infra.clock import SystemClock
 from infra.config import Config
@@ -19,7 +20,7 @@ from stages.handlers.registry import environment
 
 
 @click.command("envhost")
-@click.option("--address", default=None, help="Where to listen: `unix:/path` or `http://HOST:PORT`.")
+@click.option("--address", type=TEXT, default=None, help="Where to listen: `unix:/path` or `http://HOST:PORT`.")
 @output.config_options
 def command(address: str | None, config: Config) -> None:
     """Serve environments until stopped."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from infra.arguments import RUN
 from infra.clock import SystemClock
 from infra.config import Config
 from infra.connect import connected
@@ -17,7 +18,7 @@ def command() -> None:
 
 
 @command.command("batch")
-@click.argument("run")
+@click.argument("run", type=RUN)
 @output.json_option
 @output.config_options
 def batch(run: str, as_json: bool, config: Config) -> None:

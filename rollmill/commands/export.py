@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from infra.arguments import TEXT, FilePath
 from infra.clock import SystemClock
 from infra.config import Config
 from infra.connect import connected
@@ -18,8 +19,8 @@ from trainer.decision_log import read_started
 
 
 @click.command("export")
-@click.argument("version", metavar="RUN@NAME")
-@click.option("--to", "target", required=True, type=click.Path(path_type=Path), help="The folder; it must not exist.")
+@click.argument("version", metavar="RUN@NAME", type=TEXT)
+@click.option("--to", "target", required=True, type=FilePath(), help="The folder; it must not exist.")
 @click.option("--int8", is_flag=True, help="Linear layers as int8: about a quarter of the size; needs torchao.")
 @output.json_option
 @output.config_options

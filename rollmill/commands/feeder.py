@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from infra.arguments import FilePath
 from infra.clock import SystemClock
 from infra.config import Config
 from infra.connect import connected
@@ -18,7 +19,7 @@ from trainer.config import RunConfig, load_config
 
 
 @click.command("feeder")
-@click.argument("run_toml", type=click.Path(path_type=Path))
+@click.argument("run_toml", type=FilePath())
 @output.preset_option
 @click.option("--run-set", "run_overrides", multiple=True, metavar="KEY=VALUE", help="Override a value of RUN.toml.")
 @output.config_options

@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from infra.arguments import RUN
+from infra.blobs import DIGEST, BlobStore
 from infra.clock import SystemClock
 from infra.config import Config
 from infra.connect import connected
@@ -16,7 +18,7 @@ from rollmill.commands.blobs import store_of
 
 
 @click.command("keep")
-@click.argument("run")
+@click.argument("run", type=RUN)
 @click.option("--release", is_flag=True, help="Let go of them instead: they may be collected when they are old.")
 @output.json_option
 @output.config_options
@@ -39,16 +41,27 @@ async def _keep(run: str, config: Config) -> dict[str, Any]:
         found = await run_claims(bus, SystemClock(), run)
     if not found.records:
         raise ConfigError(f"no record of run {run!r} is in the log: `rollmill runs` lists the runs")
+    there = await pinned(store, run, found.digests)
     sizes = {blob.digest: blob.size for blob in await store.stock()}
-    there = found.digests & sizes.keys()
-    await store.pin(run, there)
     return {
         "run": run,
         "records": found.records,
         "kept": len(there),
-        "bytes": sum(sizes[digest] for digest in there),
+        "bytes": sum(sizes.get(digest, 0) for digest in there),
         "lost": sorted(found.digests - there),
     }
+
+
+async def pinned(store: BlobStore, run: str, digests: set[str]) -> set[str]:
+    """Keep blobs for a run, and return those that are there and stay.
+
+    First they are kept, then looked for: the other way round a collection in between would take what was just counted.
+    One that began before and has not seen the pins looks at a blob's time once more, so each is refreshed too.
+    """
+    # Anyone may have written what a record names; what is no digest is no blob.
+    named = {digest for digest in digests if DIGEST.fullmatch(digest)}
+    await store.pin(run, named)
+    return {digest for digest in sorted(named) if await store.refresh(digest)}
 
 
 def _show(result: dict[str, Any]) -> None:

@@ -9,9 +9,11 @@ from typing import Any
 import click
 from rich.markup import escape
 
+from infra.arguments import FilePath
+from infra.settings import given_by
 from producers.sources import describe
 from rollmill import output
-from trainer.config import PLAN, make_config, read_run
+from trainer.config import PLAN, RUN_SET, make_config, read_run
 from trainer.model_shape import shape_of
 from trainer.plan import Planned
 from trainer.plan_config import make_plan_config
@@ -21,7 +23,7 @@ from trainer.record_sizes import EpisodeSize, sample_bytes, step_bytes
 
 
 @click.command("plan")
-@click.argument("run_toml", type=click.Path(path_type=Path))
+@click.argument("run_toml", type=FilePath())
 @output.preset_option
 @click.option("--run-set", "run_overrides", multiple=True, metavar="KEY=VALUE", help="Override a value of RUN.toml.")
 @output.json_option
@@ -43,8 +45,10 @@ def make_plan(path: Path, overrides: Sequence[str] = (), preset: str | None = No
         ConfigError: the run, its tasks, the assumptions or the model's shape cannot be.
     """
     values = read_run(path, overrides, preset)
-    assumed = make_plan_config(values.pop(PLAN, {}), str(path))
-    run = make_config(values, str(path))
+    given = given_by(RUN_SET, overrides)
+    inside = {key.removeprefix(f"{PLAN}."): by for key, by in given.items() if key.startswith(f"{PLAN}.")}
+    assumed = make_plan_config(values.pop(PLAN, {}), str(path), inside)
+    run = make_config(values, str(path), given)
     tasks = describe(dict(run.tasks))
     shape, origin = shape_of(run.model, assumed.model)
     limits = Limits(turn=tasks.max_tokens, episode=tasks.max_sampled_tokens)

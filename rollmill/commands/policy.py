@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from infra.arguments import PORT, RUN, FilePath
 from infra.clock import SystemClock
 from infra.config import Config
 from infra.connect import connected
@@ -18,6 +19,9 @@ from infra.service import set_up_logging, until_stopped
 from infra.wire import Publisher
 from rollmill import output
 
+MAX_THREADS = 1024
+"""Most threads of Torch."""
+
 
 @click.group("policy")
 def command() -> None:
@@ -25,9 +29,9 @@ def command() -> None:
 
 
 @command.command("serve")
-@click.option("--model", type=click.Path(path_type=Path), default=None, help="Model directory; `policy.model` if not.")
-@click.option("--port", default=8000, show_default=True, help="Port on loopback; 0 for a free one.")
-@click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Torch threads.")
+@click.option("--model", type=FilePath(), default=None, help="Model directory; `policy.model` if not.")
+@click.option("--port", type=PORT, default=8000, show_default=True, help="Port on loopback; 0 for a free one.")
+@click.option("--threads", default=1, show_default=True, type=click.IntRange(1, MAX_THREADS), help="Torch threads.")
 @output.config_options
 def serve(model: Path | None, port: int, threads: int, config: Config) -> None:
     """Serve a model directory until stopped; needs the extra `train`."""
@@ -43,7 +47,7 @@ def serve(model: Path | None, port: int, threads: int, config: Config) -> None:
 
 
 @command.command("follow")
-@click.argument("run")
+@click.argument("run", type=RUN)
 @output.config_options
 def follow(run: str, config: Config) -> None:
     """Bring every version that a run's trainer announces into the engine at `policy.url` (ours or vLLM)."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from infra.arguments import INT64, RUN, TEXT, FilePath, Number
 from infra.clock import SystemClock
 from infra.config import Config
 from infra.connect import connected
@@ -19,22 +20,22 @@ from schemas.messages import TASK_RANGES
 from schemas.transcript import SAMPLING_RANGES, Sampling
 from stages.handlers.registry import families
 
-# What a stage would refuse is refused here, and the help says so. The producer asks again: NaN passes every range.
+# What a stage would refuse is refused here, and the help says so; the producer asks again.
 HORIZON = click.IntRange(*TASK_RANGES["horizon"])
 _FEWEST, _MOST = SAMPLING_RANGES["max_tokens"]
 MAX_TOKENS = click.IntRange(int(_FEWEST), int(_MOST))
-TEMPERATURE = click.FloatRange(*SAMPLING_RANGES["temperature"])
+TEMPERATURE = Number(*SAMPLING_RANGES["temperature"])
 
 
 @click.command("publish")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--run", "run", required=True, help="The run to publish to; made when it is new.")
+@click.argument("file", type=FilePath())
+@click.option("--run", "run", required=True, type=RUN, help="The run to publish to; made when it is new.")
 @click.option("--samples", default=1, show_default=True, type=click.IntRange(1, 1024), help="Siblings per group.")
-@click.option("--seed", default=0, show_default=True, help="Seed of all derived seeds.")
+@click.option("--seed", default=0, show_default=True, type=INT64, help="Seed of all derived seeds.")
 @click.option("--horizon", default=16, show_default=True, type=HORIZON, help="Most turns of an episode.")
 @click.option("--max-tokens", default=256, show_default=True, type=MAX_TOKENS, help="Most tokens of a turn.")
 @click.option("--temperature", default=1.0, show_default=True, type=TEMPERATURE, help="Of the sampling.")
-@click.option("--name", default=None, help="Name of the source in group ids; the file's name unless given.")
+@click.option("--name", default=None, type=TEXT, help="Name of the source in group ids; the file's name unless given.")
 @output.json_option
 @output.config_options
 def command(file: Path, as_json: bool, config: Config, **options: Any) -> None:

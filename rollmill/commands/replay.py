@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import click
 
+from infra.arguments import COUNT, RUN, TEXT
 from infra.bus import Bus
 from infra.clock import SystemClock
 from infra.config import Config
@@ -20,7 +21,7 @@ T = TypeVar("T")
 
 
 @click.command("replay")
-@click.argument("run")
+@click.argument("run", type=RUN)
 @click.option(
     "--from",
     "start",
@@ -28,9 +29,13 @@ T = TypeVar("T")
     default="trainer",
     help="The stage from which on it is done again.",
 )
-@click.option("--last", default=None, type=click.IntRange(1), help="From `trainer`: report only the last steps.")
-@click.option("--grader", default=None, help="From `eval`: family whose grader is asked, not each task's own.")
-@click.option("--into", default=None, metavar="NEW", help="From `eval` and `run`: name of the run to publish to.")
+@click.option("--last", default=None, type=COUNT, help="From `trainer`: report only the last steps.")
+@click.option(
+    "--grader", default=None, type=TEXT, help="From `eval`: family whose grader is asked, not each task's own."
+)
+@click.option(
+    "--into", default=None, metavar="NEW", type=RUN, help="From `eval` and `run`: name of the run to publish to."
+)
 @output.json_option
 @output.config_and_rules_options
 def command(

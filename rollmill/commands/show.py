@@ -8,12 +8,14 @@ from typing import Any
 import click
 import msgspec
 
+from infra.arguments import Checked, FilePath
 from infra.clock import SystemClock
 from infra.config import Config
 from infra.connect import connected
 from infra.errors import ConfigError
 from rollmill import output
 from rollmill.ledger import find_trajectories
+from rollmill.target import Target, parse_target, why_none
 from rollmill.transcript_view import TOKEN_COLUMNS, conversation, ending, token_rows
 from schemas import transcript
 from schemas.messages import Trajectory
@@ -21,31 +23,25 @@ from stages.run.render import Renderer
 
 
 @click.command("show")
-@click.argument("sample")
-@click.option("--model", type=click.Path(path_type=Path), default=None, help="Directory of its tokenizer.")
+@click.argument("target", metavar="SAMPLE", type=Checked("sample", parse_target))
+@click.option("--model", type=FilePath(), default=None, help="Directory of its tokenizer.")
 @click.option("--tokens", is_flag=True, help="One line per token: id, text, mask, log-prob, version.")
 @output.json_option
 @output.config_options
-def command(sample: str, model: Path | None, tokens: bool, as_json: bool, config: Config) -> None:
+def command(target: Target, model: Path | None, tokens: bool, as_json: bool, config: Config) -> None:
     """Show a sample, named RUN/GROUP/SAMPLE; RUN alone or RUN/GROUP shows the first that is found."""
-    found = output.run(_find(sample, config))
-    if found is None:
-        raise ConfigError(f"no outcome of {sample!r} in `trajectories`: it may still run (`rollmill status`)")
+    found = output.run(_find(target, config))
     renderer = None if as_json else Renderer(model or config.policy.model)
     output.print_result(_plain(found), as_json, lambda _: _show(found, renderer, tokens=tokens))
 
 
-async def _find(sample: str, config: Config) -> Trajectory | None:
-    run, _, rest = sample.partition("/")
-    group, _, number = rest.partition("/")
-    if number and not number.isdigit():
-        raise ConfigError(f"{sample!r}: the sample is a number, as in my-run/abcdefghij0123456789/0")
+async def _find(target: Target, config: Config) -> Trajectory:
+    clock = SystemClock()
     async with connected(config.bus, client="show") as bus:
-        async for trajectory in find_trajectories(bus, SystemClock(), run):
-            task = trajectory.task
-            if group in {"", task.group} and number in {"", str(task.sample)}:
+        async for trajectory in find_trajectories(bus, clock, target.run):
+            if target.covers(trajectory.task):
                 return trajectory
-    return None
+        raise ConfigError(f"no outcome of {target} is in `trajectories`: {await why_none(bus, clock, target)}")
 
 
 def _plain(found: Trajectory) -> dict[str, Any]:

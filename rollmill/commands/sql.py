@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from infra.arguments import Seconds
+from infra.arguments import Number
 from infra.clickhouse.question import LIMIT_S, LONGEST_S, MAX_ROWS, ask
 from infra.config import Config
 from rollmill import output, store
@@ -19,7 +19,7 @@ from rollmill import output, store
     "limit_s",
     default=LIMIT_S,
     show_default=True,
-    type=Seconds(0.1, LONGEST_S),
+    type=Number(0.1, LONGEST_S),
     help="Longest time for the answer, seconds; then the query is stopped.",
 )
 @output.json_option

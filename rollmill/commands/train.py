@@ -10,19 +10,22 @@ from typing import Any
 import click
 import msgspec
 
+from infra.arguments import RUN, STEP, FilePath
 from infra.bus import Bus
 from infra.clock import Clock, SystemClock
 from infra.config import Config
 from infra.connect import connected
-from infra.inference.model_digest import tokenizer_digest
+from infra.errors import ConfigError, Failure
+from infra.inference.model_digest import TokenizerMissing, tokenizer_digest
 from infra.service import INTERRUPTED, set_up_logging, until_stopped
 from infra.wire import Publisher
-from producers.publish import ensure_manifest
+from producers.publish import ensure_manifest, require_free
 from producers.sources import describe
 from rollmill import output, toml
 from rollmill.baseline import with_baseline
 from rollmill.evaluator import evaluator_of
 from rollmill.manifest import manifest_of
+from schemas.control import RunManifest
 from stages.handlers.registry import handler
 from trainer.config import RunConfig, load_config
 from trainer.crew import follow
@@ -34,13 +37,13 @@ from trainer.step_line import StepLines
 
 
 @click.command("train")
-@click.argument("run_toml", type=click.Path(path_type=Path))
+@click.argument("run_toml", type=FilePath())
 @click.option("--resume", is_flag=True, help="Go on with a run that was started before.")
-@click.option(
-    "--rollback", type=click.IntRange(0), metavar="STEP", help="Go on with the run from this step; undo the later ones."
-)
+@click.option("--rollback", type=STEP, metavar="STEP", help="Go on with the run from this step; undo the later ones.")
 @click.option("--force", is_flag=True, help="Begin although the model is not fit to be trained (exit code 3).")
-@click.option("--fork", "fork_name", metavar="NEW_RUN", help="Begin a new run with this one's last checkpoint.")
+@click.option(
+    "--fork", "fork_name", metavar="NEW_RUN", type=RUN, help="Begin a new run with this one's last checkpoint."
+)
 @output.preset_option
 @click.option("--run-set", "run_overrides", multiple=True, metavar="KEY=VALUE", help="Override a value of RUN.toml.")
 @output.json_option
@@ -105,9 +108,10 @@ async def _train(
         nonlocal result
         async with connected(config.bus, client="trainer") as bus:
             evaluator = evaluator_of(bus, clock, run, folder)
-            placed = with_baseline(await with_manifest(run, bus, clock), folder)
+            wanted = manifest_and_digests(run)
+            await require_free(bus, clock, wanted)
             result = await run_trainer(
-                placed,
+                with_baseline(run, folder),
                 bus,
                 clock,
                 resume=resume,
@@ -116,6 +120,7 @@ async def _train(
                 force=force,
                 on_progress=_step_lines(),
                 on_rollouts=_print_as_it_is,
+                manifest=lambda: write_manifest(wanted, bus, clock),
                 ranks=ranks,
             )
 
@@ -156,27 +161,29 @@ def _step(forked: RunConfig) -> int:
     return forked.forked_from.step if forked.forked_from else 0
 
 
-async def with_manifest(run: RunConfig, bus: Bus, clock: Clock) -> RunConfig:
-    """Write the run's manifest if it has none, and return the run with the place where its trajectories begin.
+def manifest_and_digests(run: RunConfig) -> RunManifest:
+    """Return the run's manifest with what names code, model and prompt, for the record. Raises ConfigError."""
+    described = describe(dict(run.tasks))
+    try:
+        tokenizer = tokenizer_digest(run.model)
+    except TokenizerMissing as error:
+        raise ConfigError(f"model = {run.model}: {error}") from error
+    digests = {"code": version("rollmill"), "model": str(run.model), "tokenizer_digest": tokenizer}
+    if described.family is not None:
+        try:
+            digests["prompt_version"] = handler(described.family).prompt_version
+        except Failure as failure:
+            raise ConfigError(f"tasks.family = {described.family!r}: {failure.cause}") from failure
+    return msgspec.structs.replace(manifest_of(run), extra=digests)
+
+
+async def write_manifest(wanted: RunManifest, bus: Bus, clock: Clock) -> int:
+    """Write a run's manifest if it has none, and return where its trajectories begin.
 
     Raises:
         ConfigError: the run has another manifest.
     """
-    wanted = msgspec.structs.replace(manifest_of(run), extra=_digests(run, describe(dict(run.tasks)).family))
-    manifest = await ensure_manifest(bus, clock, Publisher(bus, clock, "trainer"), wanted)
-    return run.model_copy(update={"start": manifest.trajectories_start})
-
-
-def _digests(run: RunConfig, family: str | None) -> dict[str, str]:
-    """Return what names code, model and prompt, for the record."""
-    found = {
-        "code": version("rollmill"),
-        "model": str(run.model),
-        "tokenizer_digest": tokenizer_digest(run.model),
-    }
-    if family is not None:
-        found["prompt_version"] = handler(family).prompt_version
-    return found
+    return (await ensure_manifest(bus, clock, Publisher(bus, clock, "trainer"), wanted)).trajectories_start
 
 
 def _step_lines() -> StepLines:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from infra import broker
+from infra.arguments import TEXT, FilePath
 from infra.config import load
 from infra.errors import ConfigError
 from infra.service import set_up_logging
@@ -15,6 +16,9 @@ from rollmill.paths import DATA_DIR
 from rollmill.services import LocalPlan, local_services, make_plan, reach_elsewhere
 from rollmill.supervisor import Event, Supervisor, What, supervise
 
+MAX_WORKERS = 256
+"""Most RUN workers of one machine."""
+
 DEBUG_MODEL = "debug-model"
 """Folder of the model that is made when none is given."""
 
@@ -22,19 +26,27 @@ DEBUG_MODEL = "debug-model"
 @click.command("up")
 @click.option(
     "--data",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FilePath(directory=True),
     default=DATA_DIR,
     show_default=True,
     help="Everything of the local system is kept here.",
 )
-@click.option("--model", type=click.Path(path_type=Path), default=None, help="Model directory; a debug one without it.")
-@click.option("--bootstrap", envvar="ROLLMILL_BUS__BOOTSTRAP", default=None, help="A Kafka that runs already.")
-@click.option("--policy-url", envvar="ROLLMILL_POLICY__URL", default=None, help="An engine that runs already.")
+@click.option("--model", type=FilePath(), default=None, help="Model directory; a debug one without it.")
 @click.option(
-    "--clickhouse-url", envvar="ROLLMILL_CLICKHOUSE__URL", default=None, help="A ClickHouse that runs already."
+    "--bootstrap", type=TEXT, envvar="ROLLMILL_BUS__BOOTSTRAP", default=None, help="A Kafka that runs already."
 )
-@click.option("--run-workers", default=2, show_default=True, type=click.IntRange(1), help="RUN workers.")
-@click.option("--config", "config_path", type=click.Path(path_type=Path), default=None, help="TOML file with limits.")
+@click.option(
+    "--policy-url", type=TEXT, envvar="ROLLMILL_POLICY__URL", default=None, help="An engine that runs already."
+)
+@click.option(
+    "--clickhouse-url",
+    type=TEXT,
+    envvar="ROLLMILL_CLICKHOUSE__URL",
+    default=None,
+    help="A ClickHouse that runs already.",
+)
+@click.option("--run-workers", default=2, show_default=True, type=click.IntRange(1, MAX_WORKERS), help="RUN workers.")
+@click.option("--config", "config_path", type=FilePath(), default=None, help="TOML file with limits.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a setting.")
 def command(
     data: Path,

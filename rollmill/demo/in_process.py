@@ -25,7 +25,7 @@ from infra.wire import Publisher
 from producers.feeder import Feeder
 from producers.reaper import Reaper
 from producers.sources import describe, make_source
-from rollmill.commands.train import with_manifest
+from rollmill.commands.train import manifest_and_digests, write_manifest
 from rollmill.demo.machine import Conservation, put_weights
 from rollmill.evaluator import evaluator_of
 from rollmill.ledger import ledger
@@ -87,7 +87,10 @@ class MemoryMachine:
     async def train(self, run_toml: Path) -> None:
         """Start feeder, trainer and the hand-over of weights."""
         assert self._client is not None, "enter the machine first"
-        run = await with_manifest(load_config(run_toml), self.bus, self.clock)
+        run = load_config(run_toml)
+        # Feeder and trainer begin side by side, and the feeder wants it.
+        start = await write_manifest(manifest_and_digests(run), self.bus, self.clock)
+        run = run.model_copy(update={"start": start})
         control = ControlView(self.bus, self.clock)
         await control.start()
         self._spawn(control.follow())

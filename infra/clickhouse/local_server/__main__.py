@@ -8,14 +8,15 @@ from pathlib import Path
 
 import click
 
+from infra.arguments import PORT, FilePath
 from infra.clickhouse.local_server.server import serve
 from infra.errors import RollmillError
 
 
 @click.command()
-@click.option("--path", type=click.Path(path_type=Path, file_okay=False), required=True, help="Data directory.")
+@click.option("--path", type=FilePath(directory=True), required=True, help="Data directory.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Loopback address to listen on.")
-@click.option("--port", default=8123, show_default=True, help="Port; 0 takes a free one.")
+@click.option("--port", type=PORT, default=8123, show_default=True, help="Port; 0 takes a free one.")
 @click.option("--password", default="", envvar="ROLLMILL_CLICKHOUSE__PASSWORD", help="Password of user `default`.")
 def main(path: Path, host: str, port: int, password: str) -> None:
     """Serve ClickHouse's HTTP interface over chDB until SIGTERM."""

@@ -57,7 +57,7 @@ def test_by_default_nothing_is_secured():
         ({"protocol": "ssl", "key_password": SECRET}, "key_file is missing: key_password is set"),
         ({"protocol": "tls"}, "protocol: Input should be 'plaintext', 'ssl', 'sasl_plaintext' or 'sasl_ssl'"),
         (login(mechanism="GSSAPI"), "mechanism: Input should be 'PLAIN', 'SCRAM-SHA-256' or 'SCRAM-SHA-512'"),
-        (login(passwort="x"), "passwort: Extra inputs are not permitted"),
+        (login(passwort="x"), "passwort: there is no such key, did you mean `password`"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_setting_and_without_the_secret(settings, says):

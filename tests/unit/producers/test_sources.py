@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 
@@ -65,8 +66,13 @@ def test_a_section_needs_exactly_one_source(tmp_path, section):
     ("section", "says"),
     [
         ({"familly": "toy"}, r"\[tasks\]: .*unknown field `familly`"),
-        ({"family": 7}, r"at `\$.family`"),
-        ({"family": "toy", "budgets": {"run_s": "long"}}, r"at `\$.budgets.run_s`"),
+        ({"family": 7}, r"\[tasks\]: family: "),
+        ({"family": "toy", "budgets": {"run_s": "long"}}, r"\[tasks\]: budgets.run_s: "),
+        ({"family": "toy", "budgets": {"run_s": -1}}, r"\[tasks\]: budgets.run_s is -1"),
+        ({"family": "toy", "budgets": {"init_s": math.nan}}, r"\[tasks\]: budgets.init_s is nan"),
+        ({"family": "toy", "max_tokens": 0}, r"\[tasks\]: max_tokens: Expected `int` >= 1"),
+        ({"family": "toy", "max_sampled_tokens": 2**31}, r"\[tasks\]: max_sampled_tokens: Expected `int` <= "),
+        ({"family": "toy", "count": -1}, r"\[tasks\]: count: "),
     ],
 )
 def test_a_misspelt_section_names_the_field(section, says):

@@ -164,7 +164,16 @@ async def test_the_first_outcome_is_the_one_that_is_counted(log):
     await log.end("g", 0, Cancelled(cause="late"))
     await log.end("g", 1, Expired(cause="late"))
 
-    assert {"completed": 1, "expired": 1} == (await log.cancel("r/g"))["outcomes"]
+    assert {"completed": 1, "expired": 1} == (await log.cancel("r/g", force=True))["outcomes"]
+
+
+async def test_what_is_over_is_not_cancelled(log):
+    """It would only be marked as cancelled; who publishes under that name later says so."""
+    await log.end("g", 1, DONE)
+
+    with pytest.raises(ConfigError, match=r"every sample of 'r/g' has its outcome \(2 completed\) and keeps it"):
+        await log.cancel("r/g")
+    assert [] == await log.cancels()
 
 
 async def test_waiting_has_a_limit_and_says_what_is_missing(log):
