@@ -108,7 +108,7 @@ async def ensure_manifest(bus: Bus, clock: Clock, publisher: Publisher, wanted: 
     Raises:
         ConfigError: the run exists with another configuration, or none of its tasks could be run.
     """
-    require_usable(wanted, clock.now_ms())
+    refuse_unusable(wanted, clock.now_ms())
     known = await _recorded(bus, clock, publisher, wanted.run)
     if known is None:
         partition = partition_for(wanted.run, TRAJECTORIES.partitions)
@@ -121,8 +121,8 @@ async def ensure_manifest(bus: Bus, clock: Clock, publisher: Publisher, wanted: 
     return known
 
 
-def require_usable(manifest: RunManifest, now_ms: int) -> None:
-    """Raise ConfigError for a manifest that no run can have, or that no stage would run a task of."""
+def refuse_unusable(manifest: RunManifest, now_ms: int) -> None:
+    """Raise ConfigError if a manifest is one that no stage would run a task of."""
     try:
         run_name(manifest.run)
     except ValueError as error:
@@ -132,14 +132,6 @@ def require_usable(manifest: RunManifest, now_ms: int) -> None:
         raise ConfigError(f"run {manifest.run!r}: none of its tasks could be run, nothing is published: {wrong}")
 
 
-async def require_free(bus: Bus, clock: Clock, wanted: RunManifest) -> None:
-    """Raise ConfigError if `ensure_manifest` would refuse this manifest now; nothing is written."""
-    require_usable(wanted, clock.now_ms())
-    known = (await control_now(bus, clock)).get(f"run/{wanted.run}", RunManifest)
-    if known is not None:
-        refuse_other(known, wanted)
-
-
 async def refuse_cancelled(bus: Bus, clock: Clock, run: str) -> None:
     """Raise ConfigError if a run is cancelled: every stage would skip what is published to it."""
     cancel = (await control_now(bus, clock)).get(f"cancel/{run}", Cancel)
@@ -147,6 +139,14 @@ async def refuse_cancelled(bus: Bus, clock: Clock, run: str) -> None:
         raise ConfigError(
             f"run {run!r} is cancelled ({cancel.cause}): its tasks would end as cancelled; use a new run name"
         )
+
+
+async def require_free(bus: Bus, clock: Clock, wanted: RunManifest) -> None:
+    """Raise ConfigError if `ensure_manifest` would refuse this manifest now; nothing is written."""
+    refuse_unusable(wanted, clock.now_ms())
+    known = (await control_now(bus, clock)).get(f"run/{wanted.run}", RunManifest)
+    if known is not None:
+        refuse_other(known, wanted)
 
 
 async def _recorded(bus: Bus, clock: Clock, publisher: Publisher, run: str) -> RunManifest | None:
@@ -186,7 +186,7 @@ async def publish_source(bus: Bus, clock: Clock, source: TaskSource, wanted: Run
     Raises:
         ConfigError: the run exists with another configuration or is cancelled, or a task of it could not be run.
     """
-    require_usable(wanted, clock.now_ms())
+    refuse_unusable(wanted, clock.now_ms())
     await refuse_cancelled(bus, clock, wanted.run)
     publisher = Publisher(bus, clock, "producer")
     manifest = await ensure_manifest(bus, clock, publisher, wanted)

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from infra.bus import Bus
 from infra.clock import Clock
 from infra.errors import ConfigError
-from infra.settings import apply_override, explain, given_by
+from infra.settings import apply_override, explain, given_by, unknown
 from trainer.config import AlgorithmConfig, synchronous
 from trainer.decision_log import read_started
 from trainer.groups import AssemblerState, Dropped, GroupAssembler, Script, Step
@@ -92,6 +92,15 @@ async def what_if(bus: Bus, clock: Clock, run: str, overrides: Sequence[str]) ->
         changed=changed.outcome(),
         first_other_step=next((ours.number for ours, theirs in pairs if ours.digest != theirs.digest), None),
     )
+
+
+def require_rules(overrides: Sequence[str]) -> None:
+    """Raise ConfigError for what names no rule at all, whatever run it is for; no log is needed to say so."""
+    for override in overrides:
+        given: dict[str, Any] = {}
+        apply_override(given, override)
+        for name in given.keys() - AlgorithmConfig.model_fields.keys():
+            raise ConfigError(f"--set {name}: {unknown(AlgorithmConfig, (name,))}")
 
 
 def changed_rules(rules: AlgorithmConfig, overrides: Sequence[str]) -> AlgorithmConfig:

@@ -20,7 +20,7 @@ from schemas.messages import TASK_RANGES
 from schemas.transcript import SAMPLING_RANGES, Sampling
 from stages.handlers.registry import families
 
-# What a stage would refuse is refused here, and the help says so; the producer asks again.
+# What a stage would refuse is refused here, and the help says so.
 HORIZON = click.IntRange(*TASK_RANGES["horizon"])
 _FEWEST, _MOST = SAMPLING_RANGES["max_tokens"]
 MAX_TOKENS = click.IntRange(int(_FEWEST), int(_MOST))

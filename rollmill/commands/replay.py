@@ -15,7 +15,7 @@ from infra.connect import connected
 from rollmill import output
 from rollmill.again import Rescored, resample, rescore
 from trainer.replay import ReplayReport, replay
-from trainer.what_if import WhatIf, what_if
+from trainer.what_if import WhatIf, require_rules, what_if
 
 T = TypeVar("T")
 
@@ -60,6 +60,7 @@ def command(
     stages sample them anew.
     """
     _refuse_unused(start, last, grader, into, rules)
+    require_rules(rules)
     if start == "eval":
         rescored = output.run(_with_bus(config, lambda bus: rescore(bus, SystemClock(), run, grader=grader, into=into)))
         output.print_result({**rescored.as_dict(), "from": start}, as_json, lambda _: _show_rescored(rescored))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from infra.clock import SystemClock
 from infra.errors import ConfigError
+from infra.memory import MemoryBus
 from infra.wire import Publisher
 from producers.collect import outcomes
 from producers.publish import ensure_manifest, publish_tasks, tasks_of
@@ -15,7 +17,7 @@ from rollmill.ledger import ledger
 from schemas.control import Cancel, RunManifest
 from schemas.messages import Task
 from schemas.outcome import Completed, Failed
-from schemas.topics import CONTROL
+from schemas.topics import CONTROL, TABLE
 from stages.run.render import Renderer
 from tests import toys
 from tests.logs import make_task
@@ -154,6 +156,19 @@ async def test_a_cancelled_run_is_not_sampled_anew(world):
 
     with pytest.raises(ConfigError, match=r"'again' is cancelled \(a typo\)"):
         await resample(world.bus, world.clock, "old", into="again")
+
+
+async def test_an_unknown_grader_is_refused_before_anything_is_written():
+    """It would fail on every sample, and leave a new run without any; the known families are named."""
+    bus = MemoryBus()
+    await bus.create_topics(TABLE)
+    await ensure_manifest(bus, SystemClock(), Publisher(bus, SystemClock(), "producer"), MANIFEST)
+    before = await bus.end_offsets(CONTROL.name)
+
+    with pytest.raises(ConfigError, match=r"no grader 'nosuch' to grade with, nothing was written: .*known: .*toy"):
+        await rescore(bus, SystemClock(), "old", grader="nosuch", into="new")
+
+    assert before == await bus.end_offsets(CONTROL.name)
 
 
 async def test_an_unknown_run_is_named_with_those_that_are_known(world):

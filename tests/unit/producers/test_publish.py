@@ -13,7 +13,7 @@ from infra.errors import BusError, ConfigError
 from infra.memory import MemoryBus
 from infra.wire import Publisher, unpack
 from producers.generated import GeneratedSource
-from producers.publish import ensure_manifest, publish_source, tasks_of
+from producers.publish import ensure_manifest, publish_source, require_free, tasks_of
 from producers.source import Instance
 from schemas.control import Cancel, Credit, RunManifest
 from schemas.messages import Budgets, Trajectory
@@ -145,6 +145,19 @@ async def test_a_publisher_with_another_manifest_is_refused(bus, clock, field, v
         f"{said}. Use the same values, or a new run name"
     ) == str(refused.value)
     assert len(await tasks(bus)) == 2
+
+
+async def test_whether_a_manifest_would_be_refused_can_be_asked_without_writing_one(bus, clock):
+    """A trainer asks before it loads a model, and writes when nothing is left that refuses to start."""
+    await require_free(bus, clock, MANIFEST)
+    assert await bus.end_offsets(CONTROL.name) == {0: 0}
+    await ensure_manifest(bus, clock, Publisher(bus, clock, "test"), MANIFEST)
+
+    await require_free(bus, clock, MANIFEST)
+    with pytest.raises(ConfigError, match="seed is 3, here 4"):
+        await require_free(bus, clock, msgspec.structs.replace(MANIFEST, seed=4))
+    with pytest.raises(ConfigError, match=r"'\.\.' is no name for a run"):
+        await require_free(bus, clock, msgspec.structs.replace(MANIFEST, run=".."))
 
 
 async def test_a_run_that_a_trainer_paces_takes_no_tasks_from_a_publisher(bus, clock):

@@ -6,17 +6,18 @@ kind of parameter that this file does not know fails: then it says here what is 
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import logging
 import os
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import click
 import pytest
 
+from infra import connect
 from infra.arguments import Checked, FilePath, Text
 from infra.memory import MemoryBus
 from rollmill.cli import cli, main
@@ -180,8 +181,9 @@ def refused(answer: tuple[int | None, str, str], arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("parameter", PARAMETERS, ids=str)
-def test_a_hostile_value_is_refused_before_anything_is_opened(parameter, toml, called):
+def test_a_hostile_value_is_refused_before_anything_is_opened(parameter, toml, called, monkeypatch):
     """Each parameter of each command."""
+    monkeypatch.setattr(connect, "KafkaBus", lambda *_, **__: pytest.fail("the log was opened"))
     for value in (*parameter.hostile, NO_TEXT):
         arguments = parameter.call(value, toml)
         refused(called(*arguments), arguments)
@@ -236,16 +238,10 @@ ABSENT = [
 def test_what_the_log_does_not_hold_is_an_error_that_names_it(arguments, called, monkeypatch, tmp_path):
     """On a log that is empty."""
 
-    @asynccontextmanager
-    async def empty(config, *, client, check=True):
-        bus = MemoryBus()
-        await bus.create_topics(TABLE)
-        yield bus
-
+    bus = MemoryBus()
+    asyncio.run(bus.create_topics(TABLE))
+    monkeypatch.setattr(connect, "KafkaBus", lambda *_, **__: bus)
     (tmp_path / "blobs" / "incoming").mkdir(parents=True)
-    for path, command in COMMANDS:
-        if arguments[: len(path)] == list(path):
-            monkeypatch.setitem(command.callback.__globals__, "connected", empty)
-    arguments = [arguments[0], *arguments[1:], "--json", "--set", f"bus.blobs={tmp_path / 'blobs'}"]
+    arguments = [*arguments, "--json", "--set", f"bus.blobs={tmp_path / 'blobs'}"]
 
     refused(called(*arguments), arguments)

@@ -16,7 +16,7 @@ from infra.wire import Publisher, unpack
 from producers.reaper import Reaper
 from rollmill.commands import cancel as command_module
 from rollmill.commands.cancel import command, withdraw
-from schemas.control import Cancel, RunManifest
+from schemas.control import Cancel, Credit, RunManifest
 from schemas.messages import Trajectory
 from schemas.outcome import Cancelled, Completed, Expired
 from schemas.topics import CONTROL, TABLE, TASKS, TRAJECTORIES
@@ -167,13 +167,44 @@ async def test_the_first_outcome_is_the_one_that_is_counted(log):
     assert {"completed": 1, "expired": 1} == (await log.cancel("r/g", force=True))["outcomes"]
 
 
-async def test_what_is_over_is_not_cancelled(log):
-    """It would only be marked as cancelled; who publishes under that name later says so."""
+async def test_what_is_over_is_not_marked_as_cancelled(log):
+    """It keeps its outcomes, so the record would only tell a lie; who means what comes later can force it."""
     await log.end("g", 1, DONE)
-
-    with pytest.raises(ConfigError, match=r"every sample of 'r/g' has its outcome \(2 completed\) and keeps it"):
+    with pytest.raises(
+        ConfigError, match=r"every sample of 'r/g' has its outcome \(2 completed\) and keeps it.*--force"
+    ):
         await log.cancel("r/g")
     assert [] == await log.cancels()
+
+    for sample in range(2):
+        await log.end("h", sample, DONE)
+    with pytest.raises(ConfigError, match=r"every sample of 'r' has its outcome \(4 completed\)"):
+        await log.cancel("r")
+    assert [] == await log.cancels()
+
+    await log.cancel("r", force=True)
+    assert ["r"] == [cancel.target for cancel in await log.cancels()]
+
+
+@pytest.mark.parametrize("closed", [None, False, True])
+async def test_a_run_that_a_trainer_feeds_is_over_when_its_trainer_says_so(closed):
+    """Until then it is given more tasks, although none is open at the moment."""
+    log = Log()
+    await log.bus.create_topics(TABLE)
+    publisher = Publisher(log.bus, log.clock, "test")
+    await publisher.publish(CONTROL, RunManifest(run="r", seed=1, samples=2, paced=True))
+    await publisher.publish(TASKS, make_task(run="r", group="g", sample=0, samples=2))
+    await log.end("g", 0, DONE)
+    if closed is not None:
+        credit = Credit(run="r", epoch=1, admit_up_to=1, min_version=0, horizon=1, temperature=1.0, closed=closed)
+        await publisher.publish(CONTROL, credit)
+
+    if closed:
+        with pytest.raises(ConfigError, match="nothing to cancel"):
+            await log.cancel("r")
+    else:
+        await log.cancel("r")
+    assert len(await log.cancels()) == (not closed)
 
 
 async def test_waiting_has_a_limit_and_says_what_is_missing(log):

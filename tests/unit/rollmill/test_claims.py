@@ -20,6 +20,7 @@ from infra.memory import MemoryBus
 from infra.wire import Publisher
 from rollmill.claims import run_claims
 from rollmill.cli import cli
+from rollmill.commands.keep import pinned
 from schemas.limits import INLINE_BYTES
 from schemas.messages import Trajectory
 from schemas.outcome import Expired
@@ -155,3 +156,36 @@ def test_without_a_store_the_commands_name_the_setting(rollmill, arguments):
     """Nothing is guessed: a wrong directory would look empty."""
     with pytest.raises(ConfigError, match=r"set bus\.blobs"):
         rollmill(*arguments, blobs=None)
+
+
+class TestKeep:
+    """`rollmill keep` beside a collection."""
+
+    @pytest.fixture
+    async def store(self, tmp_path):
+        """A store with a blob that is old enough to be collected."""
+        await DirectoryBlobs(tmp_path, VirtualClock(1)).create()
+        self.old = await DirectoryBlobs(tmp_path, VirtualClock(1)).put(b"old")
+        return DirectoryBlobs(tmp_path, SystemClock())
+
+    async def test_what_is_said_to_be_kept_outlives_any_collection(self, store):
+        """Kept first, looked for then: a collection at any moment after the word finds it kept."""
+        there = await pinned(store, "r", {self.old, "0" * 64, "no digest"})
+        await store.collect()
+
+        assert {self.old} == there == {blob.digest for blob in await store.stock()}
+
+    async def test_a_collection_that_began_before_takes_nothing_that_is_kept(self, store, monkeypatch):
+        """It has not seen the pins, but looks at a blob's time before it deletes it."""
+        pins_before = store._all_pins()
+        there = await pinned(store, "r", {self.old})
+        monkeypatch.setattr(store, "_all_pins", lambda: pins_before)
+        await store.collect()
+
+        assert {self.old} == there == {blob.digest for blob in await store.stock()}
+
+    async def test_what_is_lost_is_not_said_to_be_kept(self, store):
+        """The collection was faster."""
+        await store.collect()
+
+        assert set() == await pinned(store, "r", {self.old})

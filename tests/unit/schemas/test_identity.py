@@ -13,6 +13,7 @@ from schemas.identity import (
     canonical,
     group_id,
     payload_digest,
+    run_name,
     sampling_seed,
     task_seed,
 )
@@ -110,3 +111,21 @@ def test_seeds_fit_a_signed_64_bit_integer(seed, source, number, other):
 def test_siblings_and_turns_draw_differently():
     """Samples of a group share the environment's seed and nothing else."""
     assert len({sampling_seed(7, sample, turn) for sample in range(8) for turn in range(16)}) == 128
+
+
+@pytest.mark.parametrize("name", ["r", "R2.eval.3.v12", "_x", "a-b", "0", "x" * 100])
+def test_a_run_has_a_name_that_keys_paths_and_commands_take(name):
+    """Letters, digits, `.`, `_` and `-`."""
+    assert name == run_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", ".x", "-x", "a/b", "a b", "a\n", "\x00", "é", "a\u202eb", "\udcff", "x" * 101, "x" * 10**6]
+)
+def test_another_name_is_refused_in_one_sentence(name):
+    """It would be a path, an option, or nothing that can be typed; a long one is not repeated whole."""
+    with pytest.raises(ValueError, match="is no name for a run: it begins with a letter, a digit or `_`") as refused:
+        run_name(name)
+
+    assert len(str(refused.value)) < 500
+    assert str(refused.value).isprintable()
