@@ -44,6 +44,23 @@ def test_tokens_beyond_the_lag_are_masked_and_the_rest_trained():
     assert found.trained_count == 1.0
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.integers(1, 4)), min_size=1, max_size=8),
+    st.integers(0, 12),
+    st.integers(0, 4),
+)
+def test_no_token_is_trained_on_that_lags_more_than_it_may_however_many_versions_a_sample_has(turns, now, max_lag):
+    """Also with max_lag 0, where every other version is one too many; what is left out is counted by nobody."""
+    record = transcript([([1], [2] * count) for _, count in turns], versions=[version for version, _ in turns])
+
+    # A version that nobody announced is infinitely old (`GroupAssembler.lag_at_use`).
+    found = one(record, lag=lambda version: now - version if version <= now else 99, max_lag=max_lag)
+
+    young = [now - max_lag <= version <= now for version, count in turns for _ in range(count)]
+    assert [bool(value) for sequence in found for value in sequence.trained] == young
+    assert sum(sequence.trained_count for sequence in found) == sum(young)
+
+
 def test_segments_become_sequences_with_one_advantage():
     """A rewritten history starts a new prefix; positions are relative to it."""
     found = one(transcript([([1], [2]), ([3, 4], [5])], segments=(0, 2)))

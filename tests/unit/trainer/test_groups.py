@@ -264,6 +264,20 @@ def test_every_accepted_completed_sample_is_in_exactly_one_place(seed):
     assert sorted(places) == sorted(key for key, record in first.items() if record.completed)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 4), st.sampled_from(Filter))
+def test_every_step_has_exactly_its_groups_and_no_group_is_in_two(seed, groups, how):
+    """Whatever was dropped in between: the next groups take the place of those, and a step is never short."""
+    machine = assembler(groups=groups, siblings_needed=1, filter=how)
+    steps = [event for event in feed(machine, random_log(seed)) if isinstance(event, Step)]
+    used = [group.id for step in steps for group in step.groups]
+
+    assert {groups} >= {len(step.groups) for step in steps}
+    assert len(used) == len(set(used)) == groups * len(steps)
+    assert all(step.missing == 0 for step in steps)
+    assert machine.kept < groups
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10_000), st.randoms())
 def test_a_step_does_not_depend_on_the_order_in_which_siblings_end(seed, shuffle):
