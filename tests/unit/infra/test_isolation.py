@@ -96,10 +96,12 @@ def test_a_process_tells_by_its_code_what_kept_it_from_its_work(error, code):
 
 async def test_a_process_that_hangs_in_native_code_is_killed():
     """It would hold its slot for ever, and no commit of its partition would pass it."""
+    code = NOT_BEGUN
     for limit_s in (0.5, 5.0, 50.0):  # on a busy machine it may not have begun in the first of them
-        if await asyncio.wait_for(ChildProcess(["-c", HANGS])(RECORD, limit_s), PATIENCE_S) == OVERDUE:
-            return
-    raise AssertionError("it was not killed by its limit")
+        if code == NOT_BEGUN:
+            code = await asyncio.wait_for(ChildProcess(["-c", HANGS])(RECORD, limit_s), PATIENCE_S)
+
+    assert OVERDUE == code
 
 
 async def test_a_wait_for_a_place_is_not_counted_against_a_record():
