@@ -161,6 +161,7 @@ TURNS = Table(
         "segment": "UInt32",
         "valid": "UInt8",
         "action": _TEXT,
+        "turn_reward": "Float64",
         "finish": _NAME,
         "version": "UInt64",
         "temperature": "Float64",
@@ -325,7 +326,7 @@ def trajectory_rows(received: Received[Trajectory]) -> Rows:
         _when(record.timestamp_ms),
         *_place(record),
     )
-    return _checked({TRAJECTORIES: [row], TURNS: _turn_rows(task, transcript, record)})
+    return _checked({TRAJECTORIES: [row], TURNS: _turn_rows(trajectory, transcript, record)})
 
 
 def event_rows(received: Received[StageEvents]) -> Rows:
@@ -489,7 +490,8 @@ def _outcome(trajectory: Trajectory) -> Row:
             return ("expired", 0.0, 0.0, 0, {}, "", "", expired.cause)
 
 
-def _turn_rows(task: Task, transcript: Transcript, record: Record) -> list[Row]:
+def _turn_rows(trajectory: Trajectory, transcript: Transcript, record: Record) -> list[Row]:
+    task, earned = trajectory.task, _turn_rewards(trajectory)
     ids, mask, logprobs = transcript.token_ids, transcript.mask_array, transcript.logprob_array
     rows: list[Row] = []
     for number, turn in enumerate(transcript.turns):
@@ -504,6 +506,7 @@ def _turn_rows(task: Task, transcript: Transcript, record: Record) -> list[Row]:
                 sum(start <= turn.start for start in transcript.segments) - 1,
                 turn.valid,
                 turn.action,
+                earned[number] if earned else 0.0,
                 turn.finish,
                 max((span.version for span in spans), default=0),
                 spans[0].sampling.temperature if spans else 0.0,
@@ -517,6 +520,11 @@ def _turn_rows(task: Task, transcript: Transcript, record: Record) -> list[Row]:
             )
         )
     return rows
+
+
+def _turn_rewards(trajectory: Trajectory) -> tuple[float, ...]:
+    """Return the process reward of each turn; a record that was read has as many as turns, or none (`grade_flaw`)."""
+    return trajectory.outcome.turn_rewards if isinstance(trajectory.outcome, Completed) else ()
 
 
 def _overlap(span: SampledSpan, turn: Turn) -> bool:

@@ -17,7 +17,7 @@ from infra.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-VERSION = 3
+VERSION = 4
 """Version of `schema.sql`; raise it with every change, so that no older program puts its own views in place."""
 
 _FILE = Path(__file__).with_name("schema.sql")

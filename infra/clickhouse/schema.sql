@@ -103,6 +103,7 @@ CREATE TABLE IF NOT EXISTS turns (
     segment UInt32,
     valid UInt8,
     action String CODEC(ZSTD(1)),
+    turn_reward Float64,                       -- process reward, beside the shaped one in `trajectories`; 0 if none
     finish LowCardinality(String),
     version UInt64,                            -- highest version of the weights that sampled in it
     temperature Float64,
@@ -117,6 +118,9 @@ CREATE TABLE IF NOT EXISTS turns (
     kafka_offset UInt64
 ) ENGINE = MergeTree ORDER BY (run, `group`, sample, kafka_offset, turn)
 SETTINGS non_replicated_deduplication_window = 10000, index_granularity = 256;
+
+-- Since version 4. What the turns of rows that are there already earned is in the log alone.
+ALTER TABLE turns ADD COLUMN IF NOT EXISTS turn_reward Float64 AFTER action;
 
 -- What happened to samples inside the stages.
 CREATE TABLE IF NOT EXISTS events (

@@ -56,7 +56,7 @@ async def store_a_run(address):
     tasks = [make_task(run="my-run", sample=sample, samples=3) for sample in range(3)]
     for task in tasks:
         await publisher.publish(TASKS, task)
-    done = Completed(components={"found": 0.5}, reward=0.5, success=1.0, truncated=True)
+    done = Completed(components={"found": 0.5}, reward=0.5, success=1.0, truncated=True, turn_rewards=(0.25,))
     failed = Failed(kind=FailureKind.ENGINE, boundary=Boundary.POLICY, cause="no answer")
     played = Trajectory(
         task=tasks[0], outcome=done, transcript=made_transcript(16), verdict={}, stop=StopReason.TURNS, stage="eval"
@@ -108,7 +108,7 @@ def query_of(page, mark):
         ("troubleshooting.md", "SELECT stop", [("turns", 1, 1.0, 8.0, 1.0)]),
         ("troubleshooting.md", "any(t.horizon)", [(0, 16, 1.0, 1.0)]),
         ("troubleshooting.md", "AS median_queue_s", [("run", 2.0, 5.0, 5.0, 1)]),
-        ("troubleshooting.md", "AS per_episode", [("go", 1, 1, 1.0)]),
+        ("troubleshooting.md", "AS per_episode", [("go", 1, 1, 1.0, 0.25)]),
     ],
 )
 async def test_the_answers_say_what_the_pages_say_they_do(documented, page, mark, rows):

@@ -11,7 +11,7 @@ import pytest
 from infra.bus import Committed, TopicPartition
 from infra.clickhouse import schema
 from infra.clickhouse.client import Address, StoreError, connect
-from infra.clickhouse.rows import DEAD, TABLES
+from infra.clickhouse.rows import DEAD, TABLES, TURNS
 from infra.clickhouse.sink import Sink
 from infra.clickhouse.streams import STREAMS
 from infra.clock import SystemClock
@@ -80,10 +80,12 @@ async def test_the_schema_is_applied_twice_without_harm(address):
 
 
 async def test_a_database_of_version_1_becomes_one_of_today(address):
-    """Its letters stay and say what they died of, as far as their headers do; a second time changes nothing."""
+    """Its letters say what they died of, as far as their headers do, its turns earned 0; twice changes nothing."""
     await schema.apply(address)
     await rows_of(address, "DROP TABLE dead SYNC")
     await rows_of(address, DEAD_1)
+    await rows_of(address, "ALTER TABLE turns DROP COLUMN turn_reward")
+    await rows_of(address, "INSERT INTO turns (run, turn) VALUES ('old', 3)")
     await rows_of(address, "TRUNCATE TABLE schema_version")
     await rows_of(address, "INSERT INTO schema_version (version) VALUES (1)")
     old = "INSERT INTO dead (stage, source_offset, headers) VALUES"
@@ -93,14 +95,17 @@ async def test_a_database_of_version_1_becomes_one_of_today(address):
     await rows_of(address, "INSERT INTO dead (stage, kind, source_offset) VALUES ('sink', 'conflict', 3)")
     found = await rows_of(address, "SELECT stage, kind FROM dead ORDER BY source_offset")
     versions = await rows_of(address, "SELECT version FROM schema_version ORDER BY version")
-    columns = await rows_of(
-        address,
-        "SELECT name FROM system.columns WHERE database = currentDatabase() AND table = 'dead' ORDER BY position",
-    )
+    turns = await rows_of(address, "SELECT turn, turn_reward FROM turns")
+    which = "FROM system.columns WHERE database = currentDatabase() AND table = {t:String} ORDER BY position"
+    columns = {
+        table: [name for (name,) in await rows_of(address, f"SELECT name {which}", t=table.name)]
+        for table in (DEAD, TURNS)
+    }
 
     assert [("run", "engine"), ("sink", ""), ("sink", "conflict")] == found
     assert [(1,), (schema.VERSION,)] == versions
-    assert list(DEAD.columns) == [name for (name,) in columns]
+    assert [(3, 0.0)] == turns
+    assert {DEAD: list(DEAD.columns), TURNS: list(TURNS.columns)} == columns
 
 
 async def test_a_newer_schema_is_refused(address):
@@ -128,9 +133,9 @@ async def test_every_topic_becomes_rows(bus, address):
         assert [(sum(stored[type(message)] is topic for message in published),)] == found, topic.name
     assert await rows_of(address, "SELECT source_topic, lower(hex(value)) FROM dead") == [("tasks", "ff00")]
     assert await rows_of(address, "SELECT count() > 0 FROM decision_samples WHERE place = 'trained'") == [(True,)]
-    sums = "length(tokens), arraySum(mask), round(arraySum(logprobs), 4)"
+    sums = "length(tokens), arraySum(mask), round(arraySum(logprobs), 4), turn_reward"
     sql = f"SELECT turn, {sums} FROM turns ORDER BY kafka_offset, turn LIMIT 2"
-    assert await rows_of(address, sql) == [(0, 6, 3, -1.8125), (1, 3, 2, -2.25)]
+    assert await rows_of(address, sql) == [(0, 6, 3, -1.8125, 0.25), (1, 3, 2, -2.25, 0.0)]
     positions = dict(await rows_of(address, "SELECT topic, max(position) FROM positions GROUP BY topic"))
     assert {topic.name for topic in stored.values()} <= positions.keys()
 

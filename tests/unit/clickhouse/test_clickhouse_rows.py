@@ -94,6 +94,15 @@ def test_a_turn_knows_its_version_and_where_sampling_began():
     assert (row["min_version"], row["max_version"]) == (5, 6)
 
 
+def test_a_turn_says_what_it_earned():
+    """A family that gives process rewards gives one to each turn; where there are none, a turn earned nothing."""
+    for rewards, expected in [((0.25, -0.5), [0.25, -0.5]), ((), [0.0, 0.0])]:
+        outcome = msgspec.structs.replace(DONE, turn_rewards=rewards)
+        message = Trajectory(task=TASK, outcome=outcome, transcript=TRANSCRIPT, stage="eval")
+        found = as_dicts(rows.trajectory_rows(received(message)), rows.TURNS)
+        assert expected == [turn["turn_reward"] for turn in found]
+
+
 def test_a_broken_transcript_does_not_hide_the_outcome():
     """The arbiter accepts the record as failed, so the table must show it as that, with the reason."""
     broken = msgspec.structs.replace(TRANSCRIPT, mask=b"\x01")
