@@ -44,7 +44,9 @@ LAGS = pytest.mark.parametrize("max_lag", [0, 1, 8])
 LONG_LEASES = HostLimits(leases=LeaseLimits(created_s=1e6, claimed_s=1e6))
 """No lease runs out because the machine is slow."""
 
-PATIENT = Config(policy=PolicyConfig(wait_s=604_800), init=StageConfig(max_in_flight=8), run=StageConfig(max_in_flight=8))
+PATIENT = Config(
+    policy=PolicyConfig(wait_s=604_800), init=StageConfig(max_in_flight=8), run=StageConfig(max_in_flight=8)
+)
 """Nobody gives up because the machine is slow: what ends a wait here is the breaker."""
 
 LIMIT_S = 100.0
