@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import dataclass
 
 import pytest
 from mortal import Fate
@@ -40,18 +41,46 @@ async def trained(tmp_path, model, fates=None):
     return run
 
 
-async def holds(run):
-    """Assert that every sample of the source was trained on, once, and none beside it."""
+@dataclass(frozen=True)
+class Came:
+    """What a run came to."""
+
+    steps: list[int]
+    times: set[int]
+    """How often a sample was trained on."""
+    samples: int
+    dropped: list[str]
+    violations: list[str]
+    books: dict[str, int]
+    replays: bool
+
+
+WHOLE = Came(
+    steps=list(range(1, ROWS // GROUPS + 1)),
+    times={1},
+    samples=ROWS * SAMPLES,
+    dropped=[],
+    violations=[],
+    books={"trained": ROWS * SAMPLES},
+    replays=True,
+)
+"""Every sample of the source was trained on, once, and none beside it."""
+
+
+async def came_to(run):
     live = [decision for _, decision in live_decisions(await decisions(run.bus))]
     steps = [decision for decision in live if isinstance(decision, StepDecided)]
     members = Counter((member.group, member.sample) for step in steps for member in step.members)
     books = await ledger(run.bus, CLOCK, RUN)
-
-    assert list(range(1, ROWS // GROUPS + 1)) == [step.step for step in steps]
-    assert ({1}, ROWS * SAMPLES) == (set(members.values()), len(members))
-    assert [] == [decision for decision in live if isinstance(decision, GroupDropped)]
-    assert ([], {"trained": ROWS * SAMPLES}) == (books.violations, books.counts())
-    assert (await replay(run.bus, CLOCK, RUN)).all_equal
+    return Came(
+        steps=[step.step for step in steps],
+        times=set(members.values()),
+        samples=len(members),
+        dropped=[decision.group for decision in live if isinstance(decision, GroupDropped)],
+        violations=books.violations,
+        books=books.counts(),
+        replays=(await replay(run.bus, CLOCK, RUN)).all_equal,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +89,7 @@ def instants(model, tmp_path_factory):
 
     async def calm():
         run = await trained(tmp_path_factory.mktemp("calm"), model)
-        await holds(run)
+        assert await came_to(run) == WHOLE
         return {part: len(fate.passed) for part, fate in run.fates.items()}
 
     return asyncio.run(calm())
@@ -74,7 +103,7 @@ async def test_a_source_is_trained_on_whole_and_once_whatever_dies_at_some_point
     """No row is skipped, no sample counts twice, and nothing was thrown away."""
     fate = Fate(1 + share * instants[part] // SHARES)
 
-    await holds(await trained(tmp_path, model, {part: fate}))
+    assert await came_to(await trained(tmp_path, model, {part: fate})) == WHOLE
 
 
 @pytest.mark.slow
@@ -82,7 +111,8 @@ async def test_a_source_is_trained_on_whole_and_once_whatever_dies_at_some_point
 async def test_a_source_is_trained_on_whole_and_once_whatever_dies_at_any_point(model, tmp_path, instants, part):
     """Each instant that this part has, one run each."""
     for instant in range(1, instants[part] + 1):
-        await holds(await trained(tmp_path / str(instant), model, {part: Fate(instant)}))
+        run = await trained(tmp_path / str(instant), model, {part: Fate(instant)})
+        assert await came_to(run) == WHOLE
 
 
 @pytest.mark.parametrize("seed", [pytest.param(s, marks=pytest.mark.slow if s else ()) for s in range(8)])
@@ -90,4 +120,4 @@ async def test_a_source_is_trained_on_whole_and_once_although_all_of_them_die(mo
     """Each at an instant of its own."""
     fates = {part: Fate(1 + (7 * seed + 5 * place) % count) for place, (part, count) in enumerate(instants.items())}
 
-    await holds(await trained(tmp_path, model, fates))
+    assert await came_to(await trained(tmp_path, model, fates)) == WHOLE

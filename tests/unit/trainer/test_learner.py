@@ -188,6 +188,30 @@ def test_tokens_beyond_the_lag_are_counted_as_masked(model):
     assert metrics.mismatch > 0
 
 
+def test_an_engine_that_is_silently_back_on_older_weights_shows_as_mismatch_and_not_as_lag(model):
+    """It says the newest version and samples by the first one: the trainer's own log-probs tell, in the first step.
+
+    Tokens that are said to be old differ as much, and rightly: they are not counted.
+    """
+    asked, base = batch(1), learner(model)
+
+    def mismatch(samples_by, lag=0):
+        """Return what is seen by a trainer at its second step whose batch was sampled by another model."""
+        trainer = learner(model)
+        trainer.step(batch(0))
+        engine = trainer if samples_by is None else samples_by
+        sampled = [[recorded(engine, one, lag) for one in group] for group in asked.groups]
+        return trainer.step(replace(asked, step=2, groups=tuple(map(tuple, sampled)))).mismatch
+
+    def recorded(engine, one, lag):
+        values = sampled_logprobs(engine.model, micro_batches([one], 1000)[0])[0].detach().numpy()
+        return replace(one, rollout=values, lag=np.full_like(one.lag, lag))
+
+    assert mismatch(None) < 1e-5
+    assert mismatch(base) > 1e-2
+    assert mismatch(base, lag=1) == 0.0
+
+
 def test_a_batch_without_a_trained_token_is_a_step_that_changes_nothing(model):
     """Every token was too old."""
     given = batch()
