@@ -65,6 +65,7 @@ VERBS = {
     "unpack": READ,
     "join": READ,
     "_reader": READ,
+    "_unread": READ,
     "_catch_up": READ,
     "_caught_up": NEITHER,
     "_read": READ,
@@ -89,6 +90,7 @@ ATTRIBUTES = {"name": None, "partitions": NEITHER, "delay_ms": NEITHER}
 
 ELSEWHERE = {
     "rollmill.ledger": "reads whole topics once, when somebody asks where a run's samples are",
+    "rollmill.target": "reads tasks once, when somebody asks about a sample that has no outcome",
     "trainer.record_sizes": "publishes made-up records to a log of its own, in memory, to weigh them",
     "infra.clickhouse.check": "asks the log for its end offsets, and ClickHouse for the rest",
 }
