@@ -46,23 +46,29 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Time inside each stage."""
 
 
-def describe(section: dict[str, Any]) -> Described:
-    """Return a checked `[tasks]` section. Raises ConfigError."""
+def describe(section: dict[str, Any], where: str = "tasks") -> Described:
+    """Return a checked section of tasks. Raises ConfigError.
+
+    Args:
+        section: what it says.
+        where: its name, for errors.
+    """
     try:
         found = msgspec.convert(section, Described)
         found.budgets.check()
     except ValueError as error:  # msgspec's ValidationError is one
         text, _, place = str(error).partition(" - at `$.")
-        raise ConfigError(f"[tasks]: {place.removesuffix('`')}: {text}" if place else f"[tasks]: {text}") from error
+        raise ConfigError(f"[{where}]: {place.removesuffix('`')}: {text}" if place else f"[{where}]: {text}") from error
     return found
 
 
-def make_source(described: Described, folder: Path) -> TaskSource:
-    """Return the source that a `[tasks]` section describes.
+def make_source(described: Described, folder: Path, where: str = "tasks") -> TaskSource:
+    """Return the source that a section of tasks describes.
 
     Args:
         described: the section.
         folder: relative paths in it start here.
+        where: its name, for errors.
 
     Raises:
         ConfigError: it describes no source, or two.
@@ -71,4 +77,4 @@ def make_source(described: Described, folder: Path) -> TaskSource:
         return JsonlSource(folder / described.jsonl, name=described.name, repeat=described.repeat)
     if described.family and not described.jsonl:
         return GeneratedSource(described.family, described.payload, name=described.name, count=described.count)
-    raise ConfigError("[tasks] needs either `jsonl` (a file) or `family` (with `payload`), and not both")
+    raise ConfigError(f"[{where}] needs either `jsonl` (a file) or `family` (with `payload`), and not both")

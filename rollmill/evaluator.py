@@ -45,6 +45,9 @@ LATE_S = 1_900.0
 INHERITED = ("max_tokens", "max_sampled_tokens", "budgets")
 """Limits of `[tasks]` that hold for the suite too, unless it gives its own."""
 
+SECTION = "evaluation.tasks"
+"""Where RUN.toml describes the suite."""
+
 SUITE = "validation"
 """Name of the suite's source: its seeds are not those of the tasks that are trained on."""
 
@@ -136,10 +139,10 @@ def evaluator_of(bus: Bus, clock: Clock, run: RunConfig, folder: Path) -> Pipeli
 def suite_of(config: EvaluationConfig, tasks: dict[str, Any], folder: Path) -> tuple[Described, TaskSource]:
     """Return an evaluation's suite, as described and as a source. Raises ConfigError."""
     limits = {key: tasks[key] for key in INHERITED if key in tasks}
-    described = describe({"name": SUITE, **limits, **config.tasks, "repeat": False})
+    described = describe({"name": SUITE, **limits, **config.tasks, "repeat": False}, SECTION)
     if described.family and described.count is None:
-        raise ConfigError("[evaluation] tasks: a suite has an end; give `count`, the number of tasks of the family")
-    return described, make_source(described, folder)
+        raise ConfigError(f"[{SECTION}]: a suite has an end; give `count`, the number of tasks of the family")
+    return described, make_source(described, folder, SECTION)
 
 
 async def play(

@@ -15,7 +15,10 @@ from typing import Any
 
 import msgpack
 
-RUN_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}"
+RUN_CHARS = 100
+"""Longest name of a run."""
+
+RUN_NAME = rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{RUN_CHARS - 1}}}"
 """What a run may be called: its name is part of keys, paths and addresses, and an argument of commands."""
 
 SHOWN_CHARS = 60
@@ -34,7 +37,7 @@ def run_name(text: str) -> str:
         shown = repr(text) if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]!r}... ({len(text)} characters)"
         raise ValueError(
             f"{shown} is no name for a run: it begins with a letter, a digit or `_`, goes on with these, `.` and `-`, "
-            "and has at most 100 characters"
+            f"and has at most {RUN_CHARS} characters"
         )
     return text
 

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from infra.errors import ConfigError
 from infra.settings import Given, apply_override, explain, given_by, plain_texts, read_toml
 from schemas.decisions import Action
-from schemas.identity import run_name
+from schemas.identity import RUN_CHARS, run_name
 from trainer import presets
 
 MOST = 2**31 - 1
@@ -525,6 +525,15 @@ class RunConfig(Frozen):
         return synchronous(algorithm)
 
     @model_validator(mode="after")
+    def _named(self) -> Self:
+        # Refused now, and not by the first evaluation: its suite is a run of its own, named after this one.
+        suite = f"{self.run}.eval.{self.stop.max_steps}.v{self.stop.max_steps}"
+        if self.evaluation is not None and len(suite) > RUN_CHARS:
+            more = len(suite) - RUN_CHARS
+            raise ValueError(f"run is too long a name by {more} characters: its evaluations are runs named after it")
+        return self
+
+    @model_validator(mode="after")
     def _measured(self) -> Self:
         if self.guards.kl is not None and not self.algorithm.kl:
             raise ValueError("guards.kl needs algorithm.kl above 0, or nobody measures it: 1e-6 is enough")
@@ -577,7 +586,7 @@ def read_run(path: Path, overrides: Sequence[str] = (), preset: str | None = Non
     if chosen is not None:
         values = presets.over(presets.read(chosen), values)
     for name in ("model", "directory", "publish"):
-        if isinstance(values.get(name), str):
+        if isinstance(values.get(name), str) and values[name].isprintable():  # another one is refused as it is
             values[name] = str((path.parent / values[name]).resolve())
     return values
 

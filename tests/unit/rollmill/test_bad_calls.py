@@ -41,6 +41,7 @@ HOSTILE_RULES = (
     "", "x", "=1", "nosuch=1", "algorithm.nosuch=1", "algorithm.horizon=0", "algorithm.horizon=" + BEYOND,
     "seed=" + BEYOND, "seed=" + "9" * 5000, "threads=0", "run=..", "run=-x", "run=''", 'run="a/b"', 'run="a\\u0000"',
     "run=" + "x" * 101, "algorithm.temperature=nan", "algorithm.lr=inf", "tasks=7", "algorithm=[]",
+    'model="\\u0000"', 'directory="\\u0000"', 'publish="a\\nb"', "model=7", "publish=[]",
 )  # fmt: skip
 
 HOSTILE_STRINGS = {

@@ -54,7 +54,17 @@ def test_overrides_win_over_the_file(tmp_path):
         (MINIMAL + "[algorithm]\ngamma = 1.1", "algorithm.gamma"),
         (MINIMAL + "[algorithm]\ngae_lambda = -0.1", "algorithm.gae_lambda"),
         (MINIMAL + '[algorithm]\ncredit = "episode"', "algorithm.credit"),
-        ('run = "a/b"\nmodel = "m"\ndirectory = "d"', "run"),
+        ('run = "a/b"\nmodel = "m"\ndirectory = "d"', "run: 'a/b' is no name for a run"),
+        ('run = ".."\nmodel = "m"\ndirectory = "d"', "run: '..' is no name for a run"),
+        ('run = "r\\n"\nmodel = "m"\ndirectory = "d"', "run: 'r.n' is no name for a run|which holds what cannot be"),
+        ('run = "r"\nmodel = "a\\u0000b"\ndirectory = "d"', "model is 'a.x00b', which holds what cannot be printed"),
+        (MINIMAL + "[algorithm]\nhorizon = 0", "algorithm.horizon: Input should be greater than"),
+        (MINIMAL + f"[algorithm]\nhorizon = {2**31}", "algorithm.horizon: Input should be less than"),
+        (MINIMAL + "[algorithm]\ntemperature = nan", "algorithm.temperature: Input should be a finite number"),
+        (MINIMAL + "[algorithm]\nlr = inf", "algorithm.lr: Input should be a finite number"),
+        (f"seed = {2**63}\n" + MINIMAL, "seed: Input should be less than"),
+        ("threads = 0\n" + MINIMAL, "threads: Input should be greater than"),
+        (MINIMAL + "[algorithm]\nhorizn = 3", r"algorithm.horizn: .*did you mean `horizon`\? \[algorithm\] has "),
     ],
 )
 def test_a_value_that_cannot_work_is_named(tmp_path, text, names):
@@ -91,3 +101,28 @@ def test_every_setting_has_a_sentence():
     for model in (RunConfig, AlgorithmConfig, StopConfig, CheckpointConfig, Overlong):
         for name, field in model.model_fields.items():
             assert field.description, f"{model.__name__}.{name}"
+
+
+def test_an_override_that_cannot_work_is_blamed_and_not_the_file(tmp_path):
+    """The file is as it was yesterday."""
+    path = write(tmp_path, MINIMAL + "[algorithm]\ngroups = 0\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, ["algorithm.samples=0", "stop.max_step=3"])
+
+    by_file, *by_options = str(caught.value).split("; ")
+    assert by_file.startswith(f"{path}: algorithm.groups: Input should be greater than")
+    assert any(one.startswith("--run-set algorithm.samples: Input should be") for one in by_options)
+    assert any(
+        one.startswith("--run-set stop.max_step: there is no such key, did you mean `max_steps`") for one in by_options
+    )
+
+
+def test_a_name_that_its_evaluations_could_not_be_named_after_is_refused(tmp_path):
+    """When the run begins, and not hours later by the first evaluation."""
+    text = f'run = "{"x" * 90}"\nmodel = "m"\ndirectory = "d"\n'
+    assert load_config(write(tmp_path, text)).run == "x" * 90
+
+    with pytest.raises(
+        ConfigError, match="run is too long a name by 4 characters: its evaluations are runs named after"
+    ):
+        load_config(write(tmp_path, text + '[evaluation]\ntasks = { family = "toy", count = 1 }\n'))
