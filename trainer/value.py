@@ -30,7 +30,8 @@ class ValueHead(torch.nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.linear = torch.nn.Linear(width, 1)
+        # Nothing is drawn for what begins at zero: a checkpoint must not tell how many learners its process has made.
+        self.linear = torch.nn.utils.skip_init(torch.nn.Linear, width, 1)
         torch.nn.init.zeros_(self.linear.weight)
         torch.nn.init.zeros_(self.linear.bias)
 

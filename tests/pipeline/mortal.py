@@ -15,6 +15,7 @@ from synthetic_run import Killed
 
 from trainer import checkpoint, weights
 from trainer.learner import Learner
+from trainer.spool import Spool
 
 
 class Fate:
@@ -86,6 +87,7 @@ class SleepyBus:
 def mortal(fate):
     """Let files and passes of this process have a fate too."""
     remove, write, sync, step = shutil.rmtree, weights.write_durably, weights.sync_directory, Learner.step
+    read = Spool._read
 
     def mortal_remove(path, *args, **options):
         if fate.dead:
@@ -106,6 +108,10 @@ def mortal(fate):
         fate.instant("before a sync")  # of a directory that is about to be renamed, or of its parent afterwards
         sync(directory)
 
+    async def mortal_read(spool, *args):
+        fate.instant("before token records are read again")
+        return await read(spool, *args)
+
     def mortal_step(learner, *args, **options):
         fate.instant("before a step's passes")
         metrics = step(learner, *args, **options)
@@ -118,6 +124,7 @@ def mortal(fate):
             patch.setattr(module, "write_durably", mortal_write)
             patch.setattr(module, "sync_directory", mortal_sync)
         patch.setattr(Learner, "step", mortal_step)
+        patch.setattr(Spool, "_read", mortal_read)
         yield
 
 

@@ -13,10 +13,12 @@ from infra.control import ControlView
 from infra.memory import MemoryBus
 from infra.wire import Publisher, unpack
 from schemas.control import Credit, PolicyVersion
+from schemas.decisions import Branch, GroupDropped, RunEnded, StepDecided, VersionPublished, live_decisions
 from schemas.messages import Task, Trajectory
 from schemas.outcome import Boundary, Cancelled, Completed, Failed, FailureKind
 from schemas.topics import TABLE, TASKS, TRAJECTORIES
 from schemas.transcript import SampledSpan, Sampling, Transcript, Turn, pack_logprobs, pack_tokens
+from trainer import checkpoint
 from trainer.config import make_config
 from trainer.decision_log import read_decisions
 from trainer.models import Shape, create_wordlevel_model
@@ -127,17 +129,18 @@ def cancelled(task):
     return Trajectory(task=task, outcome=Cancelled(cause="made up"), stage="reaper")
 
 
-async def record_trajectories(bus, *, groups=30, seed=0, process=False):
-    """Publish interleaved trajectories of many groups, with repeats, failures and another run's between them.
+async def record_trajectories(bus, *, groups=30, seed=0, process=False, run=RUN, begin=0):
+    """Publish interleaved trajectories of many groups, with repeats and failures between them.
 
-    With `process` most of them have process rewards, and some are truncated.
+    With `process` most of them have process rewards, and some are truncated. Of a log that is written in two parts the
+    second one begins behind so many groups.
     """
-    draw = random.Random(seed)
+    draw = random.Random(seed + begin)
     publisher = Publisher(bus, SystemClock(), "test")
-    pending = [(g, s) for g in range(groups) for s in range(SAMPLES)]
+    pending = [(g, s) for g in range(begin, groups) for s in range(SAMPLES)]
     pending.sort(key=lambda item: item[0] + draw.random() * 4)
     for number, sample in pending:
-        what = task(number, sample)
+        what = task(number, sample, run=run)
         more = _process(number, sample) if process else {}
         if draw.random() < 0.08:
             made = failure(what)
@@ -158,6 +161,33 @@ def _process(number, sample):
 async def decisions(bus, run=RUN):
     """Return every decision in the log, live or not."""
     return await read_decisions(bus, SystemClock(), run)
+
+
+def told(log):
+    """Return what the live decisions say, without who wrote them; an end that is said again is said once."""
+    said: list[tuple] = []
+    for _, decision in live_decisions(log):
+        match decision:
+            case StepDecided():
+                said.append((decision.step, decision.position, decision.digest, decision.advantage_digest))
+            case GroupDropped():
+                said.append((decision.group, decision.reason, decision.position, decision.members))
+            case VersionPublished():
+                said.append((decision.step, decision.version, decision.digest))
+            case Branch():
+                said.append((decision.from_step, decision.position))
+            case RunEnded():
+                end = (decision.position, decision.step, decision.reason, decision.unused)
+                said += [end] if said[-1:] != [end] else []
+            case _:
+                pass
+    return said
+
+
+def learned(config):
+    """Return step, batch digest, weights and optimizer of the last checkpoint."""
+    last = checkpoint.latest(config.checkpoints_directory)
+    return last.state.step, last.state.digest, last.weights.read_bytes(), last.optimizer()
 
 
 class Killed(BaseException):

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 
 import pytest
 from mortal import Fate, MortalBus, SleepyBus, mortal
-from synthetic_run import Killed, decisions, memory_bus, record_trajectories, run_config, small_model
+from synthetic_run import (
+    Killed,
+    decisions,
+    learned,
+    memory_bus,
+    record_trajectories,
+    run_config,
+    small_model,
+    told,
+)
 
 from infra.clock import SystemClock
 from infra.control import ControlView
 from schemas.control import Credit, PolicyVersion
-from schemas.decisions import GroupDropped, RunEnded, StepDecided, VersionPublished, live_decisions
 from schemas.topics import TRAJECTORIES
-from trainer import checkpoint, loop
+from trainer import loop
 from trainer.decision_log import Fenced
 from trainer.replay import replay
 
@@ -22,7 +31,20 @@ CLOCK = SystemClock()
 STEPS = 4
 LEARNING = {"kl": 0.01, "ref_reset": 2, "warmup": 3, "decay": 9, "epochs": 2}
 """Whatever a step depends on beside weights and batch: a reference that moves, a rate that changes."""
-SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed >= 4 else ()) for seed in range(24)]
+KINDS = {
+    "whole model": {"algorithm": LEARNING},
+    "adapters": {"algorithm": {**LEARNING, "lora": {"rank": 2, "alpha": 4}, "lr": 1e-2}},
+    "value head": {"algorithm": {**LEARNING, "estimator": "gae", "credit": "token", "value_lr": 1e-2}},
+    "small spool": {"algorithm": LEARNING, "buffer_bytes": 8_000},
+}
+"""What is trained, and with how much memory for token records: the last one's fits three of a step's six."""
+FAST = {"whole model": 4, "adapters": 1, "value head": 1, "small spool": 1}
+"""How many seeds of each kind every change must pass."""
+SEEDS = [
+    pytest.param(kind, seed, marks=pytest.mark.slow if seed >= FAST[kind] else ())
+    for kind in KINDS
+    for seed in range(20)
+]
 
 NAMED = {
     "between decision and step": ("before a step's passes", 2, 2),
@@ -37,6 +59,13 @@ NAMED = {
     "the end decided, the credit open": ("after run_ended", 0, 2),
 }
 """Moment -> (name of the instant, how many of that name pass before it, steps between two checkpoints)."""
+WORST = {"adapters": "half of a checkpoint's weights", "value head": "between decision and step"}
+"""Of the other kinds, the moment that every change must pass."""
+MOMENTS = [
+    pytest.param(kind, what, marks=pytest.mark.slow if kind != "whole model" and what != WORST.get(kind) else ())
+    for kind in KINDS
+    for what in NAMED
+]
 
 
 @pytest.fixture(scope="module")
@@ -55,21 +84,32 @@ class Calm:
 
 
 @pytest.fixture(scope="module")
-def calm(model, tmp_path_factory):
-    """A run to its end on a log, and how many instants it had."""
+def calm_of(model, tmp_path_factory):
+    """What gives a run of a kind to its end on one and the same log, and how many instants it had."""
 
-    async def whole():
-        bus = await memory_bus()
-        await record_trajectories(bus, groups=24, seed=3)
-        config, fate = configured(tmp_path_factory.mktemp("calm"), model), Fate()
-        await train(config, bus, fate)
-        return Calm(bus, config, fate.passed)
+    @functools.cache
+    def calm(kind, every=1):
+        async def whole():
+            bus = await memory_bus()
+            await record_trajectories(bus, groups=24, seed=3)
+            directory = tmp_path_factory.mktemp("calm")
+            config, fate = configured(directory, model, kind=kind, checkpoints={"every": every}), Fate()
+            await train(config, bus, fate)
+            return Calm(bus, config, fate.passed)
 
-    return asyncio.run(whole())
+        return asyncio.run(whole())
+
+    return calm
 
 
-def configured(tmp_path, model, name="one", **changes):
-    return run_config(tmp_path, model, name, stop={"max_steps": STEPS}, algorithm=LEARNING, **changes)
+@pytest.fixture
+def calm(calm_of):
+    """A run of the whole model."""
+    return calm_of("whole model")
+
+
+def configured(tmp_path, model, name="one", kind="whole model", **changes):
+    return run_config(tmp_path, model, name, stop={"max_steps": STEPS}, **{**KINDS[kind], **changes})
 
 
 async def train(config, bus, fate, **options):
@@ -85,31 +125,6 @@ async def same_log(calm):
     return bus
 
 
-def told(log):
-    """Return what the live decisions say, without who wrote them; an end that is said again is said once."""
-    said: list[tuple] = []
-    for _, decision in live_decisions(log):
-        match decision:
-            case StepDecided():
-                said.append((decision.step, decision.position, decision.digest, decision.advantage_digest))
-            case GroupDropped():
-                said.append((decision.group, decision.reason, decision.position, decision.members))
-            case VersionPublished():
-                said.append((decision.step, decision.version, decision.digest))
-            case RunEnded():
-                end = (decision.position, decision.step, decision.reason, decision.unused)
-                said += [end] if said[-1:] != [end] else []
-            case _:
-                pass
-    return said
-
-
-def learned(config):
-    """Return weights and optimizer of the last checkpoint."""
-    last = checkpoint.latest(config.checkpoints_directory)
-    return last.state.step, last.state.digest, last.weights.read_bytes(), last.optimizer()
-
-
 async def killed_and_resumed(config, bus, fates):
     """Train until nobody dies any more; each trainer has the next fate."""
     for life, fate in enumerate(fates):
@@ -120,39 +135,53 @@ async def killed_and_resumed(config, bus, fates):
     return await train(config, bus, Fate(), resume=True)
 
 
+async def killed_as_calm(calm, config, fates):
+    """Kill trainers on the log of a calm run, and hold what they come to against it."""
+    bus = await same_log(calm)
+    await killed_and_resumed(config, bus, fates)
+    await assert_as_calm(calm, config, bus)
+
+
 async def assert_as_calm(calm, config, bus):
     assert told(await decisions(bus)) == told(await decisions(calm.bus))
     assert learned(config) == learned(calm.config)
     assert (await replay(bus, CLOCK, config.run)).all_equal
 
 
-@pytest.mark.parametrize("what", NAMED)
-async def test_a_trainer_killed_at_the_worst_moments_goes_on_as_if_nothing_had_been(calm, model, tmp_path, what):
+@pytest.mark.parametrize(("kind", "what"), MOMENTS)
+def test_a_trainer_killed_at_the_worst_moments_goes_on_as_if_nothing_had_been(calm_of, model, tmp_path, kind, what):
     """Half of the moments with a checkpoint at every step, half with one at every second."""
     when, skip, every = NAMED[what]
     fate = Fate(when=when, skip=skip)
     checkpoints = {"every": every, "keep": 1}
-    bus, config = await same_log(calm), configured(tmp_path, model, checkpoints=checkpoints)
 
-    await killed_and_resumed(config, bus, [fate])
+    asyncio.run(killed_as_calm(calm_of(kind), configured(tmp_path, model, kind=kind, checkpoints=checkpoints), [fate]))
 
     assert fate.dead
 
-    await assert_as_calm(calm, config, bus)
 
-
-@pytest.mark.parametrize("seed", SEEDS)
-async def test_a_trainer_killed_anywhere_several_times_goes_on_as_if_nothing_had_been(calm, model, tmp_path, seed):
+@pytest.mark.parametrize(("kind", "seed"), SEEDS)
+def test_a_trainer_killed_anywhere_several_times_goes_on_as_if_nothing_had_been(calm_of, model, tmp_path, kind, seed):
     """The first death is anywhere; the next ones come early, so while its successors catch up."""
-    draw = random.Random(seed)
+    draw = random.Random(f"{kind} {seed}")
+    checkpoints = {"every": draw.choice([1, 2, 3]), "keep": draw.choice([1, 2])}
+    calm = calm_of(kind, checkpoints["every"])
     fates = [Fate(draw.randint(1, len(calm.instants)))]
     fates += [Fate(draw.randint(1, 25)) for _ in range(draw.randint(0, 2))]
-    settings = {"every": draw.choice([1, 2, 3]), "keep": draw.choice([1, 2])}
-    bus, config = await same_log(calm), configured(tmp_path, model, checkpoints=settings)
 
-    await killed_and_resumed(config, bus, fates)
+    asyncio.run(killed_as_calm(calm, configured(tmp_path, model, kind=kind, checkpoints=checkpoints), fates))
 
-    await assert_as_calm(calm, config, bus)
+    assert fates[0].dead
+
+
+def test_every_kind_learns_something_else_and_memory_changes_nothing(calm_of):
+    """Otherwise the kills would try one thing several times."""
+    weights = {kind: learned(calm_of(kind).config)[2] for kind in KINDS}
+
+    assert len(set(weights.values())) == len(KINDS) - 1
+    assert weights["small spool"] == weights["whole model"]
+    again = [kind for kind in KINDS if "before token records are read again" in calm_of(kind).instants]
+    assert again == ["small spool"]
 
 
 # ---- an older trainer wakes up
