@@ -31,7 +31,7 @@ class ValueHead(torch.nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         # Nothing is drawn for what begins at zero: a checkpoint must not tell how many learners its process has made.
-        self.linear = torch.nn.utils.skip_init(torch.nn.Linear, width, 1)
+        self.linear = torch.nn.Linear(width, 1, device="meta").to_empty(device="cpu")
         torch.nn.init.zeros_(self.linear.weight)
         torch.nn.init.zeros_(self.linear.bias)
 
