@@ -36,6 +36,11 @@ visible = plain_text.visible
 """For text of others, before it is printed."""
 
 
+def safe(text: object) -> str:
+    """Return text of anybody for our terminal: one line, obeyed neither by it nor as markup."""
+    return escape(visible(str(text)))
+
+
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--json` to a command."""
     return click.option(
@@ -123,10 +128,10 @@ def print_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         [max(len(column), *(len(str(row[at])) for row in rows)) for at, column in enumerate(columns)] if rows else []
     )
     if sum(width + 3 for width in widths) <= console.width:
-        print_table("", columns, [[escape(visible(str(cell))) for cell in row] for row in rows])
+        print_table("", columns, [[safe(cell) for cell in row] for row in rows])
         return
     name_width = max(len(column) for column in columns)
     for number, row in enumerate(rows, 1):
         console.print(f"[bold]row {number}[/]")
         for column, cell in zip(columns, row, strict=True):
-            console.print(f"  {column:<{name_width}}  {escape(visible(str(cell)))}", highlight=False)
+            console.print(f"  {column:<{name_width}}  {safe(cell)}", highlight=False)

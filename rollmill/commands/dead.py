@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 import msgspec
-from rich.markup import escape
 
 from infra.arguments import TEXT
 from infra.blobs import BlobsAway
@@ -24,7 +23,7 @@ from infra.errors import ConfigError
 from producers.redrive import Redrive
 from rollmill import output
 from rollmill.graveyard import Line, Wanted, letter_at, letters, newest
-from rollmill.output import visible
+from rollmill.output import safe
 from schemas import transcript
 from schemas.codec import DecodeError
 from schemas.message import Message
@@ -90,7 +89,7 @@ async def _list(config: Config, wanted: Wanted, limit: int) -> list[Line]:
 
 def _show_list(result: dict[str, Any]) -> None:
     columns = ("id", "at", "kind", "stage", "topic", "sample", "cause")
-    rows = [[_safe(line[column]) for column in columns] for line in result["letters"]]
+    rows = [[safe(line[column]) for column in columns] for line in result["letters"]]
     output.print_table("dead letters", columns, rows)
 
 
@@ -131,17 +130,17 @@ async def _described(letter: DeadLetter) -> dict[str, Any]:
 
 def _show_letter(result: dict[str, Any]) -> None:
     say = output.console.print
-    say(f"[bold]{result['id']}[/], buried by {_safe(result['stage'])} at {result['at']}")
-    say(f"{_safe(result['kind'])}: {_safe(result['cause'])}")
+    say(f"[bold]{result['id']}[/], buried by {safe(result['stage'])} at {result['at']}")
+    say(f"{safe(result['kind'])}: {safe(result['cause'])}")
     output.print_table(
-        "headers", ("header", "value"), [[_safe(cell) for cell in pair] for pair in result["headers"].items()]
+        "headers", ("header", "value"), [[safe(cell) for cell in pair] for pair in result["headers"].items()]
     )
     if result["message"] is None:
-        say(f"{result['bytes']} bytes that cannot be read: {_safe(result['unreadable'])}")
+        say(f"{result['bytes']} bytes that cannot be read: {safe(result['unreadable'])}")
         for line in result["dump"]:
-            say(_safe(line), highlight=False)
+            say(safe(line), highlight=False)
     else:
-        say(_safe(json.dumps(_short(result["message"]), indent=2, default=str)), highlight=False)
+        say(safe(json.dumps(_short(result["message"]), indent=2, default=str)), highlight=False)
 
 
 @command.command("redrive")
@@ -203,17 +202,17 @@ async def _named(bus: Bus, ids: tuple[str, ...], wanted: Wanted) -> AsyncIterato
 
 def _show_redriven(result: dict[str, Any]) -> None:
     columns = ("run", "group", "redrive_of", "samples", "letter")
-    rows = [[_safe(group[column]) for column in columns] for group in result["groups"]]
+    rows = [[safe(group[column]) for column in columns] for group in result["groups"]]
     output.print_table("groups published again", columns, rows)
     output.console.print(f"{result['tasks']} tasks of {len(rows)} groups, from {result['letters']} dead letters")
     if result["before"]:
         output.console.print(
             f"{len(result['before'])} groups, of {result['letters_before']} dead letters, were published by an earlier "
-            f"redrive and are left alone, such as {_safe(result['before'][0]['group'])} for "
-            f"{_safe(result['before'][0]['redrive_of'])}; --again publishes them once more"
+            f"redrive and are left alone, such as {safe(result['before'][0]['group'])} for "
+            f"{safe(result['before'][0]['redrive_of'])}; --again publishes them once more"
         )
     for refusal in result["refusals"]:
-        output.errors.print(f"[yellow]not redriven:[/] {refusal['id']}: {_safe(refusal['reason'])}")
+        output.errors.print(f"[yellow]not redriven:[/] {refusal['id']}: {safe(refusal['reason'])}")
     if (unnamed := result["refused"] - len(result["refusals"])) > 0:
         output.errors.print(f"[yellow]not redriven:[/] {unnamed} more")
 
@@ -251,11 +250,6 @@ def _short(message: dict[str, Any]) -> dict[str, Any]:
         return message
     arrays = {name: f"{len(record[name])} entries" for name in ("tokens", "mask", "logprobs")}
     return {**message, "transcript": {**record, **arrays}}
-
-
-def _safe(text: Any) -> str:
-    """Return text of anybody for our terminal: one line, nothing in it obeyed."""
-    return escape(visible(str(text)))
 
 
 def _iso(at_ms: int) -> str:

@@ -36,6 +36,6 @@ async def _diff(first: str, second: str, config: Config) -> Diff:
 
 def _show(found: Diff) -> None:
     if found.settings:
-        rows = [(name, str(one), str(other)) for name, (one, other) in found.settings.items()]
+        rows = [(name, output.safe(one), output.safe(other)) for name, (one, other) in found.settings.items()]
         output.print_table("settings that differ", ("setting", *found.runs), rows)
-    output.console.print(found.summary())
+    output.console.print(output.safe(found.summary()))

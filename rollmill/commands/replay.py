@@ -95,9 +95,9 @@ async def _with_bus(config: Config, work: Callable[[Bus], Awaitable[T]]) -> T:
 
 
 def _show(report: ReplayReport) -> None:
-    rows = [(step.step, "equal" if step.equal else f"DIFFERS: {step.cause}") for step in report.steps]
+    rows = [(step.step, "equal" if step.equal else f"DIFFERS: {output.safe(step.cause)}") for step in report.steps]
     output.print_table(f"replay of {report.run}", ("step", "batch digest"), rows)
-    output.console.print(report.summary())
+    output.console.print(output.safe(report.summary()))
 
 
 def _show_what_if(found: WhatIf) -> None:
@@ -118,10 +118,10 @@ def _show_what_if(found: WhatIf) -> None:
 
 def _show_rescored(found: Rescored) -> None:
     if found.named:
-        rows = [(one.sample, f"{one.before:g}", f"{one.after:g}") for one in found.named]
+        rows = [(output.safe(one.sample), f"{one.before:g}", f"{one.after:g}") for one in found.named]
         output.print_table("graded otherwise", ("sample", "recorded reward", "reward now"), rows)
     for cause, count in found.causes.items():
-        output.console.print(f"{count} x {cause}", highlight=False)
+        output.console.print(f"{count} x {output.safe(cause)}", highlight=False)
     graded = found.graded - found.failed
     before = found.success_before / found.graded if found.graded else 0.0
     after = found.success_after / graded if graded else 0.0

@@ -8,8 +8,11 @@ import pytest
 from rich.console import Console
 
 from rollmill import output
+from rollmill.commands import diff, replay
 from rollmill.commands.check import MEANINGS
 from schemas.dispositions import Disposition
+from trainer.diff import Diff, Divergence, Kind
+from trainer.replay import ReplayReport, StepComparison
 
 
 @pytest.fixture
@@ -53,3 +56,18 @@ def test_no_rows_are_an_empty_table(printed):
 def test_every_disposition_is_explained():
     """`rollmill check` leaves nobody guessing."""
     assert set(MEANINGS) == set(Disposition)
+
+
+def test_the_names_that_a_changed_record_has_are_shown_and_not_obeyed(printed):
+    """Groups of foreign producers, and what a flipped bit made of them, may be any text."""
+    cause = "g[/bold]/0: its record at offset 3 is changed, as the end of g[/red]\x1b[2J/0: its bytes were changed"
+    named = Divergence(step=1, kind=Kind.CHANGED, cause=cause)
+    compared = StepComparison(step=1, recorded="a", found="b", cause=cause)
+
+    diff._show(Diff(runs=("r", "r"), steps=(1, 1), same_steps=0, divergence=named, settings={"model": ("[/a]", "b")}))
+    replay._show(ReplayReport(run="r", steps=(compared,), drops=0, other_drops=()))
+
+    text = printed()
+    assert "[/a]" in text
+    assert text.count("g[/red]") == text.count("g[/bold]") == 3
+    assert "\x1b[2J" not in text
