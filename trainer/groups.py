@@ -58,6 +58,8 @@ class Script(NamedTuple):
     """Step number -> the decision."""
     rules: Mapping[int, GroupRules] = {}
     """Step number -> the rules by which it was decided; those of the assembler if it is not here."""
+    judged: Mapping[str, GroupRules] = {}
+    """Group -> the rules by which it is kept or dropped; those of the next step if it is not here."""
     drops: Mapping[str, DropReason] = {}
     """Group -> why it was dropped."""
     closed_from: Mapping[str, int] = {}
@@ -340,7 +342,7 @@ class GroupAssembler:
             return self._script.drops[group.id]
         if group.id in self._scripted:
             return None
-        return reason_to_drop(group, self._now, self.lag)
+        return reason_to_drop(group, self._script.judged.get(group.id, self._now), self.lag)
 
     def _step_if_due(self) -> list[Event]:
         recorded = self._script.steps.get(self.steps + 1)

@@ -53,7 +53,7 @@ def command(
     From `trainer`: the recorded trajectories are fed through the same rules, and every batch must come out with the
     digest that the trainer recorded; exits with 1 when one differs. Nothing is sampled and nothing is graded anew.
     With `--set filter=off` or another rule of the run's `[algorithm]`: what the trainer would have decided over the
-    same trajectories. Nothing is written.
+    same trajectories; where a run was resumed with other rules, all its trainers have this one. Nothing is written.
 
     From `eval`: the recorded tokens and verdicts are graded anew; what differs is reported, and with `--into` the
     outcomes become the log of a new run. From `run`: the tasks are published again as the new run `--into`; its
@@ -101,7 +101,9 @@ def _show(report: ReplayReport) -> None:
 
 
 def _show_what_if(found: WhatIf) -> None:
-    names = ", ".join(f"{name} = {value} instead of {before}" for name, (before, value) in found.rules.items())
+    names = ", ".join(
+        f"{name} = {_one(value)} instead of {_one(before)}" for name, (before, value) in found.rules.items()
+    )
     sides = (found.recorded, found.changed)
     reasons = sorted({reason for side in sides for reason in side.dropped})
     rows = [
@@ -114,6 +116,11 @@ def _show_what_if(found: WhatIf) -> None:
     output.print_table(f"{found.run} with {names or 'the same rules'}", ("", "as recorded", "changed"), rows)
     if found.first_other_step is not None:
         output.console.print(f"step {found.first_other_step} is the first that holds another batch")
+
+
+def _one(value: object) -> str:
+    """Return a rule's value; those of several trainers of a run in their order."""
+    return ", then ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _show_rescored(found: Rescored) -> None:

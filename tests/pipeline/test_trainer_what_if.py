@@ -3,7 +3,16 @@
 import asyncio
 
 import pytest
-from synthetic_run import RUN, SAMPLES, memory_bus, record_trajectories, run_config, small_model
+from synthetic_run import (
+    RUN,
+    SAMPLES,
+    Killed,
+    MortalBus,
+    memory_bus,
+    record_trajectories,
+    run_config,
+    small_model,
+)
 
 from infra.clock import SystemClock
 from infra.errors import ConfigError
@@ -38,6 +47,41 @@ async def test_the_same_rules_make_the_same_of_it(bus):
     assert found.recorded == found.changed
     assert (found.recorded.steps, found.recorded.groups, found.rules, found.first_other_step) == (4, 8, {}, None)
     assert found.recorded.dropped["filtered"] > 0
+
+
+async def resumed(tmp_path, model, *, killed_at):
+    """Return a bus with a run of 5 steps, the later of 3 groups each and not filtered."""
+    bus = await memory_bus()
+    await record_trajectories(bus)
+    with pytest.raises(Killed):
+        await loop.run(run_config(tmp_path, model), MortalBus(bus, killed_at, after=True), CLOCK)
+    other = run_config(tmp_path, model, algorithm={"groups": 3, "filter": "off"}, stop={"max_steps": 5})
+    async with asyncio.timeout(60):
+        await loop.run(other, bus, CLOCK, resume=True)
+    return bus
+
+
+@pytest.mark.parametrize("killed_at", [5, 12, 18])
+async def test_each_trainer_of_a_resumed_run_is_judged_by_its_own_rules(model, tmp_path, killed_at):
+    """The second one took over at once, after drops whose step was not made yet, and in the middle of the run."""
+    bus = await resumed(tmp_path, model, killed_at=killed_at)
+
+    found = await what_if(bus, CLOCK, RUN, [f"samples={SAMPLES}"])
+
+    assert found.recorded == found.changed
+    assert (found.recorded.steps, found.rules, found.first_other_step) == (5, {}, None)
+
+
+async def test_a_rule_is_changed_in_every_trainer_of_a_resumed_run_and_the_others_stay(model, tmp_path):
+    """The first two steps had 2 groups anyway; the filter that the second trainer turned off stays off for it alone."""
+    bus = await resumed(tmp_path, model, killed_at=18)
+
+    found = await what_if(bus, CLOCK, RUN, ["groups=2"])
+
+    assert found.rules == {"groups": ((2, 3), 2)}
+    assert found.first_other_step == 3
+    assert found.changed.dropped == found.recorded.dropped == {"filtered": 4}
+    assert (found.recorded.groups, found.changed.groups) == (13, 12)  # the thirteenth waits for its step
 
 
 async def test_without_the_filter_more_groups_are_trained_on(bus):
