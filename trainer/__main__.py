@@ -1,7 +1,8 @@
 """The trainer as a process: `python -m trainer RUN.toml [--resume] [--rollback STEP] [--set a.b=c] [--config FILE]`.
 
 SIGTERM or SIGINT ends it at once and leaves everything to be resumed; a run that reaches its own end writes that down
-and exits with 0.
+and exits with 0. It only trains: who plays a suite or a scripted rule publishes tasks or knows their families, and
+that is above this package. A run that asks for it is refused, with the command that does it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import click
 from infra.clock import SystemClock
 from infra.config import load
 from infra.connect import connected
+from infra.errors import ConfigError
 from infra.service import run_service, set_up_logging, until_stopped
 from trainer import loop
-from trainer.config import load_config
+from trainer.config import RunConfig, load_config
 from trainer.crew import follow
 from trainer.ranks import Ranks, ranks_here
 from trainer.step_line import StepLines
@@ -53,6 +55,7 @@ def command(
 
     async def main(ranks: Ranks) -> None:
         config = load_config(path, overrides)
+        require_plain(config, path)
         given = {"bootstrap": bootstrap, "prefix": prefix, "blobs": blobs}
         bus_overrides = [f"bus.{key}={value}" for key, value in given.items() if value is not None]
         async with connected(load(settings, bus_overrides).bus, client="trainer") as bus:
@@ -80,6 +83,30 @@ def command(
             follow(ranks)
         else:
             raise SystemExit(run_service(lambda: main(ranks)))
+
+
+def require_plain(config: RunConfig, path: Path) -> None:
+    """Refuse a run that wants more than to be trained.
+
+    Args:
+        config: the run.
+        path: its RUN.toml.
+
+    Raises:
+        ConfigError: somebody else must play its suite, or its scripted rule.
+    """
+    baseline = config.guards.baseline
+    wants = {
+        "an [evaluation], whose suite must be played": config.evaluation is not None,
+        "a guards.baseline without `bound`, whose rule must be played": baseline is not None and baseline.bound is None,
+    }
+    if any(wants.values()):
+        found = " and ".join(what for what, wanted in wants.items() if wanted)
+        raise ConfigError(
+            f"run {config.run!r} has {found}; `python -m trainer` only trains. Start it by `rollmill train {path}`, "
+            f"with the same options (`--run-set` for what is `--set` here, `--set bus.bootstrap=...` for "
+            f"`--bootstrap`), or leave that out"
+        )
 
 
 if __name__ == "__main__":

@@ -70,8 +70,8 @@ class Evaluations:
         """
         if config.evaluation is not None and evaluator is None:
             raise ConfigError(
-                f"run {config.run!r} has an [evaluation], and this program cannot play its suite: start it by "
-                f"`rollmill train`, or leave the section out"
+                f"run {config.run!r} has an [evaluation], and nobody here can play its suite: start it by "
+                f"`rollmill train RUN.toml`, give `trainer.loop.run` an `evaluator`, or leave the section out"
             )
         self._config = config.evaluation
         self._algorithm = config.algorithm

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from click.testing import CliRunner
 from suites import SUITE, MadeUpSuite
 from synthetic_run import (
     RUN,
@@ -29,6 +30,7 @@ from schemas.scores import Purpose
 from schemas.topics import CONTROL, METRICS
 from tests.logs import wait_until
 from trainer import checkpoint, loop
+from trainer.__main__ import command as trainer_command
 from trainer.decision_log import Fenced
 from trainer.replay import replay
 
@@ -228,7 +230,26 @@ async def test_the_checkpoint_of_the_best_version_stays(model, tmp_path):
 async def test_a_run_with_a_suite_that_nobody_can_play_is_refused(model, tmp_path):
     """Before anything is written."""
     bus = await recorded_bus()
-    with pytest.raises(ConfigError, match="start it by `rollmill train`"):
+    with pytest.raises(ConfigError, match=r"start it by `rollmill train RUN\.toml`"):
         await train(config_of(tmp_path, model), bus, None)
 
     assert await decisions(bus) == []
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ('[evaluation]\ntasks = {family = "keydoor", count = 4}\n', "has an [evaluation], whose suite"),
+        ('[guards.baseline]\nrule = "expert"\n', "has a guards.baseline without `bound`, whose rule"),
+    ],
+)
+def test_the_bare_trainer_names_the_command_that_plays_what_it_cannot(tmp_path, section, says):
+    """Before anything is connected or written; the same run, and only trained, is its own affair."""
+    path = tmp_path / "RUN.toml"
+    path.write_text(f'run = "{RUN}"\nmodel = "m"\ndirectory = "d"\n{section}')
+
+    done = CliRunner().invoke(trainer_command, [str(path), "--bootstrap", "nobody:1"])
+
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: run {RUN!r} {says}")
+    assert f"Start it by `rollmill train {path}`" in done.stderr
