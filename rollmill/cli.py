@@ -42,6 +42,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explain": ("explain", "Say why a run's next batch does not form."),
     "replay": ("replay", "Replay a run from its topics and compare."),
     "diff": ("diff", "Find the first step in which two runs differ, and why."),
+    "compare": ("compare", "Say which of two evaluated versions is better on the same tasks."),
     "export": ("export", "Write a version of a run as a model folder: RUN@best, RUN@last, RUN@step:N."),
     "check": ("check", "Prove where every sample of a run went."),
     "sql": ("sql", "Ask ClickHouse."),

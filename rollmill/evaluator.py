@@ -36,6 +36,7 @@ from schemas.transcript import Sampling
 from trainer.config import EvaluationConfig, RunConfig
 from trainer.curriculum import final_stamp, stamp
 from trainer.evaluation import Played, scores
+from trainer.suite import counts
 
 log = logging.getLogger(__name__)
 
@@ -185,7 +186,7 @@ async def play(
             log.info("run %s: %d of %d samples are played once more", manifest.run, len(again), len(tasks))
             await playing.play(list(again.values()))
     ends = [(task, playing.known.get(again.get(task.id, task).id)) for task in tasks]
-    return [Ended(task=task, trajectory=end, counts=_counts(end, version)) for task, end in ends]
+    return [Ended(task=task, trajectory=end, counts=counts(end, version)) for task, end in ends]
 
 
 @dataclass
@@ -229,11 +230,4 @@ def second_try(task: Task) -> Task:
 
 
 def _went_wrong(trajectory: Trajectory | None, version: int | None) -> bool:
-    return trajectory is not None and not _counts(trajectory, version)
-
-
-def _counts(trajectory: Trajectory | None, version: int | None) -> bool:
-    if trajectory is None or not isinstance(trajectory.outcome, Completed):
-        return False
-    spans = trajectory.transcript.spans if trajectory.transcript else ()
-    return version is None or all(span.version == version and not span.weights_of for span in spans)
+    return trajectory is not None and not counts(trajectory, version)

@@ -7,7 +7,7 @@ they were announced under last.
 from __future__ import annotations
 
 from infra.errors import ConfigError
-from schemas.decisions import VersionPublished
+from schemas.decisions import Evaluated, VersionPublished
 from trainer.evaluation import best
 from trainer.history import History
 
@@ -32,6 +32,22 @@ def named(history: History, name: str) -> VersionPublished:
             f"{name!r}: no version of step {step} was published; there are those of steps {_list(sorted(by_step))}"
         )
     return by_step[step]
+
+
+def evaluated(history: History, name: str) -> Evaluated:
+    """Return the evaluation of the version that a name means in a run.
+
+    Raises:
+        ConfigError: there is no such version, or it was not evaluated.
+    """
+    step = named(history, name).step
+    if step not in history.evaluations:
+        known = _list(sorted(history.evaluations)) or "none"
+        raise ConfigError(
+            f"{name!r}: the version of step {step} was not evaluated; of steps with an evaluation there are: {known} "
+            f"([evaluation] in RUN.toml says which are to be)"
+        )
+    return history.evaluations[step]
 
 
 def _step_of(history: History, name: str, last: int) -> int:

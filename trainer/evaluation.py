@@ -134,11 +134,15 @@ def pass_at(tasks: Iterable[Sequence[float]]) -> tuple[float, ...]:
     Args:
         tasks: successes of the samples of each task; a sample solves its task if it succeeded wholly.
     """
-    counts = [(len(values), sum(value >= 1 - SAME for value in values)) for values in tasks]
-    most = max((n for n, _ in counts), default=0)
-    return tuple(
-        _mean([1 - math.comb(n - c, k) / math.comb(n, k) for n, c in counts if n >= k]) for k in range(1, most + 1)
-    )
+    known = list(tasks)
+    most = max(map(len, known), default=0)
+    return tuple(_mean([pass_of(values, k) for values in known if len(values) >= k]) for k in range(1, most + 1))
+
+
+def pass_of(successes: Sequence[float], k: int) -> float:
+    """Return the chance that one of k samples of a task solves it, by those of its n samples that did."""
+    n, c = len(successes), sum(value >= 1 - SAME for value in successes)
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def best(evaluations: Mapping[int, Scores]) -> int | None:

@@ -231,7 +231,7 @@ ABSENT = [
     ["replay", "nosuch"], ["replay", "nosuch", "--set", "filter=off"], ["replay", "nosuch", "--from", "eval"],
     ["replay", "nosuch", "--from", "run", "--into", "new"], ["diff", "nosuch", "other"], ["cancel", "nosuch"],
     ["dead", "show", "0:0"], ["dead", "show", "99:0"], ["dead", "redrive", "--id", "0:0"],
-    ["export", "nosuch@best", "--to", "x"],
+    ["export", "nosuch@best", "--to", "x"], ["compare", "nosuch@best", "other@last"], ["compare", "nosuch", "other"],
 ]  # fmt: skip
 
 
