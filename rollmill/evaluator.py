@@ -9,6 +9,7 @@ same suite with the same version again, because the trainer died meanwhile, find
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -108,7 +109,8 @@ class PipelineEvaluator:
         """Play the suite; see the protocol."""
         manifest = self._manifest(version, step, purpose)
         ended = await play(self._bus, self._clock, self._source, manifest, version=version)
-        return scores(manifest.run, [one.played for one in ended])
+        # Bootstraps of a large suite take seconds, and the trainer shares this event loop.
+        return await asyncio.to_thread(scores, manifest.run, [one.played for one in ended])
 
     def _manifest(self, version: int, step: int, purpose: Purpose) -> RunManifest:
         run, algorithm, config = self._run, self._run.algorithm, self._config

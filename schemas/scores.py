@@ -57,3 +57,7 @@ class Scores(Part, frozen=True, kw_only=True):
     """Lower end of its 95 % interval, over turns."""
     valid_high: float
     """Upper end."""
+    pass_low: tuple[float, ...] = ()
+    """Lower ends of the 95 % intervals of `pass_at`, over tasks; none where an older trainer wrote this down."""
+    pass_high: tuple[float, ...] = ()
+    """Upper ends."""

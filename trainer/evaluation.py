@@ -75,6 +75,8 @@ def scores(run: str, played: Sequence[Played]) -> Scores:
     known = [values for values in by_task.values() if values]
     means = [sum(values) / len(values) for values in known]
     low, high = interval(means)
+    passes = chances(known)
+    pass_intervals = [interval(values) for values in passes]
     total, missing = sum(success for _, success in graded), len(played) - len(graded)
     turns, valid = sum(one.turns for one, _ in graded), sum(one.valid for one, _ in graded)
     valid_low, valid_high = wilson(valid, turns)
@@ -91,13 +93,15 @@ def scores(run: str, played: Sequence[Played]) -> Scores:
         worst=total / len(played) if played else 0.0,
         best=(total + missing) / len(played) if played else 1.0,
         reward=_mean([one.reward for one, _ in graded]),
-        pass_at=pass_at(known),
+        pass_at=tuple(_mean(values) for values in passes),
         varied=_mean([max(values) - min(values) > SAME for values in known]),
         turns=turns,
         turns_to_success=_mean([one.turns for one, success in graded if success >= 1 - SAME]),
         valid=valid / turns if turns else 0.0,
         valid_low=valid_low,
         valid_high=valid_high,
+        pass_low=tuple(low for low, _ in pass_intervals),
+        pass_high=tuple(high for _, high in pass_intervals),
     )
 
 
@@ -128,19 +132,19 @@ def bootstrap(values: Sequence[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def pass_at(tasks: Iterable[Sequence[float]]) -> tuple[float, ...]:
-    """Return for k = 1, 2, ... the mean over tasks with at least k samples of 1 - C(n - c, k) / C(n, k).
+def chances(tasks: Iterable[Sequence[float]]) -> list[list[float]]:
+    """Return for k = 1, 2, ... the chance that one of k samples solves it, of each task with at least k samples.
 
     Args:
         tasks: successes of the samples of each task; a sample solves its task if it succeeded wholly.
     """
     known = list(tasks)
     most = max(map(len, known), default=0)
-    return tuple(_mean([pass_of(values, k) for values in known if len(values) >= k]) for k in range(1, most + 1))
+    return [[pass_of(values, k) for values in known if len(values) >= k] for k in range(1, most + 1)]
 
 
 def pass_of(successes: Sequence[float], k: int) -> float:
-    """Return the chance that one of k samples of a task solves it, by those of its n samples that did."""
+    """Return the chance that one of k samples of a task solves it: 1 - C(n - c, k) / C(n, k), c of n having done so."""
     n, c = len(successes), sum(value >= 1 - SAME for value in successes)
     return 1 - math.comb(n - c, k) / math.comb(n, k)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from schemas.decisions import Evaluated, VersionPublished
+from schemas.scores import Scores
 from trainer.evaluation import best
 from trainer.history import History
 
@@ -96,11 +97,19 @@ def _evaluation(found: Evaluated, *, this: bool, top: bool) -> tuple[str, ...]:
         f"{scores.success:.3f}",
         f"{scores.low:.3f} to {scores.high:.3f}",
         str(scores.tasks),
-        f"{scores.pass_at[-1]:.3f} (k = {len(scores.pass_at)})" if scores.pass_at else "-",
+        _pass_at_most(scores),
         f"{scores.valid:.1%} of {scores.turns}",
         f"{scores.missing} of {scores.samples}",
         ", ".join(notes),
     )
+
+
+def _pass_at_most(scores: Scores) -> str:
+    """Return pass@k for the largest k, with its interval if that was written down."""
+    if not scores.pass_at:
+        return "-"
+    between = f", {scores.pass_low[-1]:.3f} to {scores.pass_high[-1]:.3f}" if scores.pass_low else ""
+    return f"{scores.pass_at[-1]:.3f} (k = {len(scores.pass_at)}{between})"
 
 
 def _settings(config: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -17,11 +17,11 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import fsum
+from typing import TypeVar
 
 from trainer.evaluation import MOST_MISSING, SAME, bootstrap, interval, pass_of, wilson
 
-Played = Mapping[Hashable, Sequence[float | None]]
-"""Task -> success of each sample that was asked for; none if it is missing."""
+T = TypeVar("T", bound=Hashable)
 
 Pair = tuple[Sequence[float], Sequence[float]]
 """Successes of the graded samples of one task, of the first policy and of the second."""
@@ -114,12 +114,17 @@ class Comparison:
         return Better.NEITHER
 
 
-def compare(first: Played, second: Played, *, silent: tuple[int, int] = (0, 0)) -> Comparison:
+def compare(
+    first: Mapping[T, Sequence[float | None]],
+    second: Mapping[T, Sequence[float | None]],
+    *,
+    silent: tuple[int, int] = (0, 0),
+) -> Comparison:
     """Compare two policies.
 
     Args:
-        first: how the one's samples ended.
-        second: how the other's did; only tasks that are in both count.
+        first: task -> success of each sample that the one was asked for, none if it is missing.
+        second: the same of the other; only tasks that are in both count.
         silent: further tasks that each of them was asked to do, and of which nothing is known.
     """
     asked = [(first[task], second[task]) for task in first if task in second]
@@ -157,7 +162,7 @@ def mcnemar(one: int, other: int) -> float:
     for i in range(min(one, other) + 1):
         total += choices
         choices = choices * (n - i) // (i + 1)
-    return min(1.0, 2 * total / 2**n)
+    return min(1.0, 2 * total / (1 << n))
 
 
 def difference_of(values: Sequence[float]) -> Estimate:

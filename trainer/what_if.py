@@ -129,7 +129,7 @@ def changed_rules(rules: AlgorithmConfig, overrides: Sequence[str]) -> Algorithm
 
 def _deciding(history: History) -> list[int]:
     """Return the epochs whose trainers decided something, oldest first; the last one if none did."""
-    decided = {decision.epoch for decision in (*history.steps.values(), *history.drops.values())}
+    decided = {step.epoch for step in history.steps.values()} | {drop.epoch for drop in history.drops.values()}
     return sorted(decided) or [max(history.started)]
 
 

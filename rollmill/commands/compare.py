@@ -118,20 +118,9 @@ def _show(suites: Sequence[Suite], found: Comparison, settings: Mapping[str, tup
     if settings:
         rows = [(key, *values) for key, values in settings.items()]
         output.print_table("settings that differ", ("setting", one, other), rows)
-    first, second = found.first, found.second
-    numbers = [k for k in range(1, len(found.pass_at) + 1) if k in {*SHOWN_K, len(found.pass_at)}]
-    passes = [(f"pass@{k}", first.pass_at[k - 1], second.pass_at[k - 1], found.pass_at[k - 1]) for k in numbers]
-    rows = [
-        (name, _estimate(ours), _estimate(theirs), _estimate(difference, signed=True))
-        for name, ours, theirs, difference in [("success", first.success, second.success, found.difference), *passes]
-    ]
-    rows += [
-        ("missing samples", *(f"{side.missing} of {side.samples}" for side in (first, second)), ""),
-        ("success at worst", f"{first.worst:.3f}", f"{second.worst:.3f}", f"{found.worst:+.3f}"),
-        ("success at best", f"{first.best:.3f}", f"{second.best:.3f}", f"{found.best:+.3f}"),
-        ("tasks done better", found.first_better, found.second_better, f"McNemar p = {found.p:.3g}"),
-    ]
-    output.print_table(f"{found.tasks} tasks, with 95 % intervals over tasks", ("", one, other, "difference"), rows)
+    output.print_table(
+        f"{found.tasks} tasks, with 95 % intervals over tasks", ("", one, other, "difference"), _rows(found)
+    )
     for suite, left in zip(suites, _left_out(suites), strict=True):
         if left:
             output.console.print(f"{left} tasks of {suite.name} are not in the other suite: left out")
@@ -143,6 +132,26 @@ def _show(suites: Sequence[Suite], found: Comparison, settings: Mapping[str, tup
         output.console.print(
             "`best` was chosen by this very suite, which flatters it: tasks of another suite would not"
         )
+
+
+def _rows(found: Comparison) -> list[tuple[Any, ...]]:
+    """Return the figures of both and their differences, a row each."""
+    first, second = found.first, found.second
+    numbers = [k for k in range(1, len(found.pass_at) + 1) if k in {*SHOWN_K, len(found.pass_at)}]
+    estimates = [
+        ("success", first.success, second.success, found.difference),
+        *((f"pass@{k}", first.pass_at[k - 1], second.pass_at[k - 1], found.pass_at[k - 1]) for k in numbers),
+    ]
+    return [
+        *(
+            (name, _estimate(ours), _estimate(theirs), _estimate(difference, signed=True))
+            for name, ours, theirs, difference in estimates
+        ),
+        ("missing samples", *(f"{side.missing} of {side.samples}" for side in (first, second)), ""),
+        ("success at worst", f"{first.worst:.3f}", f"{second.worst:.3f}", f"{found.worst:+.3f}"),
+        ("success at best", f"{first.best:.3f}", f"{second.best:.3f}", f"{found.best:+.3f}"),
+        ("tasks done better", found.first_better, found.second_better, f"McNemar p = {found.p:.3g}"),
+    ]
 
 
 def _left_out(suites: Sequence[Suite]) -> tuple[int, int]:

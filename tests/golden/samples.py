@@ -242,6 +242,8 @@ SAMPLES: dict[str, Message] = {
             valid=0.875,
             valid_low=0.8525390625,
             valid_high=0.89453125,
+            pass_low=(0.375, 0.625),
+            pass_high=(0.625, 0.875),
         ),
     ),
     "rollmill.run": RunManifest(
@@ -319,6 +321,9 @@ SAMPLES: dict[str, Message] = {
 BEFORE_TURN_REWARDS = Completed(components={"door": 0.0, "format": -0.5}, reward=-0.5, success=0.0, truncated=False)
 
 
+BEFORE_PASS_INTERVALS = msgspec.structs.replace(SAMPLES["rollmill.evaluated"].scores, pass_low=(), pass_high=())
+
+
 def before(name: str, **changes: Any) -> Message:
     """Return a sample as it is read from what was written before its newest fields were there."""
     sample = SAMPLES[name]
@@ -349,6 +354,7 @@ OLDER: dict[str, Message] = {
     "rollmill.cursor.1": before("rollmill.cursor", passed=0, taking=False),
     "rollmill.step.2": before("rollmill.step", phase=None, rows=()),
     "rollmill.group_dropped.1": before("rollmill.group_dropped", row=None),
+    "rollmill.evaluated.1": before("rollmill.evaluated", scores=BEFORE_PASS_INTERVALS),
 }
 """File name -> message that it means now: bytes of writers from before a field was added; logs still hold them."""
 

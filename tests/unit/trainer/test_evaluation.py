@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.evaluation import Played, best, bootstrap, interval, pass_at, scores, wilson
+from trainer.evaluation import Played, best, bootstrap, interval, scores, wilson
 
 TASKS = st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=5), min_size=1, max_size=20)
 
@@ -48,7 +48,7 @@ def test_a_result_of_which_over_two_percent_is_missing_is_incomplete(missing, in
 def test_a_suite_of_which_nothing_ended_is_incomplete_and_says_nothing():
     """No figure is made up: the interval is everything."""
     for found in (scores("r", suite([None], [None])), scores("r", [])):
-        assert (found.incomplete, found.low, found.high, found.pass_at) == (True, 0.0, 1.0, ())
+        assert (found.incomplete, found.low, found.high, found.pass_at, found.pass_low) == (True, 0.0, 1.0, (), ())
 
 
 def test_wilson_is_what_the_tables_say():
@@ -88,7 +88,7 @@ def test_an_interval_holds_its_mean_and_is_the_same_again(values):
 @given(TASKS)
 def test_pass_at_k_is_the_share_of_choices_that_hold_a_success(tasks):
     """Against all choices of k samples, counted out."""
-    found = pass_at(tasks)
+    found = scores("r", suite(*tasks)).pass_at
 
     assert len(found) == max(map(len, tasks))
     for k, value in enumerate(found, 1):
@@ -97,6 +97,15 @@ def test_pass_at_k_is_the_share_of_choices_that_hold_a_success(tasks):
             chosen = list(itertools.combinations(samples, k))
             shares.append(sum(any(s >= 1 - 1e-6 for s in pick) for pick in chosen) / len(chosen))
         assert value == pytest.approx(sum(shares) / len(shares))
+
+
+def test_pass_at_k_has_an_interval_over_tasks():
+    """Eight tasks of two samples, of which four have one success: 1/4 for k = 1; for k = 2 four of eight, by Wilson."""
+    found = scores("r", suite(*[[1.0, 0.0]] * 4, *[[0.0, 0.0]] * 4))
+
+    assert found.pass_at == (0.25, 0.5)
+    assert (found.pass_low[1], found.pass_high[1]) == wilson(4, 8)
+    assert (found.pass_low[0], found.pass_high[0]) == bootstrap([0.5] * 4 + [0.0] * 4)
 
 
 @settings(max_examples=30)
