@@ -17,9 +17,9 @@ import asyncio
 import multiprocessing
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -113,8 +113,8 @@ def warmed(folder: Path, seed: int) -> Path:
 
 async def played(model: Path, run: Run) -> Scores:
     """Return what a model achieves on the held-out hunts of a run."""
-    async with at_work(model) as machine:
-        return await _until_done(machine, _scores(machine, run, 0))
+    async with MemoryMachine(model) as machine:
+        return await until_done(machine, _scores(machine, run, 0))
 
 
 async def learn(folder: Path, model: Path, run: Run) -> Learnt:
@@ -130,8 +130,8 @@ async def learn(folder: Path, model: Path, run: Run) -> Learnt:
     """
     path = folder / "run.toml"
     path.write_text(toml.dumps(run_toml(run, model, folder)), encoding="utf-8")
-    async with at_work(model) as machine:
-        return await _until_done(machine, _learn(machine, path, run))
+    async with MemoryMachine(model) as machine:
+        return await until_done(machine, _learn(machine, path, run))
 
 
 def learn_all(runs: Sequence[Run], processes: int, on_end: Callable[[Learnt], None] = lambda _: None) -> list[Learnt]:
@@ -168,15 +168,7 @@ def run_toml(run: Run, model: Path, folder: Path) -> dict[str, Any]:
     return {**values, "stop": {"max_steps": run.steps}, "checkpoints": {"every": run.steps}}
 
 
-@asynccontextmanager
-async def at_work(model: Path) -> AsyncIterator[MemoryMachine]:
-    """Give everything but training, with a model served."""
-    machine = MemoryMachine(model)
-    async with machine:
-        yield machine
-
-
-async def _until_done(machine: MemoryMachine, work: Coroutine[Any, Any, T]) -> T:
+async def until_done(machine: MemoryMachine, work: Coroutine[Any, Any, T]) -> T:
     """Return what the work gives, or raise at once what broke a service under it."""
     working, watching = asyncio.ensure_future(work), asyncio.ensure_future(machine.watch())
     try:
@@ -192,7 +184,7 @@ async def _until_done(machine: MemoryMachine, work: Coroutine[Any, Any, T]) -> T
 
 async def _learn(machine: MemoryMachine, path: Path, run: Run) -> Learnt:
     began = time.monotonic()
-    state = await _trained(machine, path, run)
+    state = await trained(machine, path, run.id, run.steps * STEP_LIMIT_S)
     seconds = time.monotonic() - began
     return Learnt(
         run=run,
@@ -204,13 +196,24 @@ async def _learn(machine: MemoryMachine, path: Path, run: Run) -> Learnt:
     )
 
 
-async def _trained(machine: MemoryMachine, path: Path, run: Run) -> RunState:
-    watch = RunWatch(machine.bus, machine.clock, run.id)
+async def trained(machine: MemoryMachine, path: Path, run: str, limit_s: float) -> RunState:
+    """Train a run to its end and return how it stands then.
+
+    Args:
+        machine: at work.
+        path: RUN.toml.
+        run: the run's name.
+        limit_s: longest wait for the end, seconds.
+
+    Raises:
+        infra.errors.WaitTimeout: it did not end in time.
+    """
+    watch = RunWatch(machine.bus, machine.clock, run)
     await watch.start()
     following = asyncio.create_task(watch.follow())
     try:
         await machine.train(path)
-        await watch.until(lambda state: state.ended is not None, "the end", run.steps * STEP_LIMIT_S)
+        await watch.until(lambda state: state.ended is not None, "the end", limit_s)
     finally:
         following.cancel()
         with suppress(asyncio.CancelledError):

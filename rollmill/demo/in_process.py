@@ -18,6 +18,7 @@ from infra.config import Config
 from infra.control import ControlView
 from infra.envhost.local import LocalEnvHost
 from infra.inference.local_server.app import serving
+from infra.inference.local_server.engine import EngineLimits
 from infra.inference.sync import WeightSync
 from infra.inference.vllm import VllmClient
 from infra.memory import MemoryBus
@@ -43,15 +44,19 @@ class MemoryMachine:
     name = "memory"
     keeps_tables = False
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, *, limits: EngineLimits | None = None, threads: int = 1) -> None:
         """Plan the parts.
 
         Args:
             model: directory of the model that the policy starts with.
+            limits: how much its engine takes on.
+            threads: torch threads of the engine.
         """
         self.clock: Clock = SystemClock()
         self.bus: Bus = MemoryBus()
         self._model = model
+        self._limits = limits
+        self._threads = threads
         self._open = AsyncExitStack()
         self._tasks: list[asyncio.Task[object]] = []
         self._client: VllmClient | None = None
@@ -60,7 +65,7 @@ class MemoryMachine:
         """Start everything but training."""
         await self.bus.start()
         await self.bus.create_topics(TABLE)
-        url = await self._open.enter_async_context(serving(self._model))
+        url = await self._open.enter_async_context(serving(self._model, limits=self._limits, threads=self._threads))
         self._client = await self._open.enter_async_context(VllmClient(url))
         host = await self._open.enter_async_context(LocalEnvHost(environment))
         config = Config()
