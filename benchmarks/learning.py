@@ -17,7 +17,7 @@ import asyncio
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -28,6 +28,7 @@ from rollmill import toml
 from rollmill.demo.control import rose
 from rollmill.demo.evaluation import Suite, measure
 from rollmill.demo.in_process import MemoryMachine
+from rollmill.demo.machine import unless_broken
 from rollmill.demo.recipe import Recipe
 from rollmill.demo.warmstart import make_model, warm
 from rollmill.watch import RunState, RunWatch
@@ -114,7 +115,7 @@ def warmed(folder: Path, seed: int) -> Path:
 async def played(model: Path, run: Run) -> Scores:
     """Return what a model achieves on the held-out hunts of a run."""
     async with MemoryMachine(model) as machine:
-        return await until_done(machine, _scores(machine, run, 0))
+        return await unless_broken(machine, _scores(machine, run, 0))
 
 
 async def learn(folder: Path, model: Path, run: Run) -> Learnt:
@@ -131,7 +132,7 @@ async def learn(folder: Path, model: Path, run: Run) -> Learnt:
     path = folder / "run.toml"
     path.write_text(toml.dumps(run_toml(run, model, folder)), encoding="utf-8")
     async with MemoryMachine(model) as machine:
-        return await until_done(machine, _learn(machine, path, run))
+        return await unless_broken(machine, _learn(machine, path, run))
 
 
 def learn_all(runs: Sequence[Run], processes: int, on_end: Callable[[Learnt], None] = lambda _: None) -> list[Learnt]:
@@ -168,20 +169,6 @@ def run_toml(run: Run, model: Path, folder: Path) -> dict[str, Any]:
     return {**values, "stop": {"max_steps": run.steps}, "checkpoints": {"every": run.steps}}
 
 
-async def until_done(machine: MemoryMachine, work: Coroutine[Any, Any, T]) -> T:
-    """Return what the work gives, or raise at once what broke a service under it."""
-    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(machine.watch())
-    try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if watching.done():
-            watching.result()
-        return await working
-    finally:
-        working.cancel()
-        watching.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
-
-
 async def _learn(machine: MemoryMachine, path: Path, run: Run) -> Learnt:
     began = time.monotonic()
     state = await trained(machine, path, run.id, run.steps * STEP_LIMIT_S)
@@ -213,12 +200,17 @@ async def trained(machine: MemoryMachine, path: Path, run: str, limit_s: float) 
     following = asyncio.create_task(watch.follow())
     try:
         await machine.train(path)
-        await watch.until(lambda state: state.ended is not None, "the end", limit_s)
+        await watch.until(_told, "the end and its figures", limit_s)
     finally:
         following.cancel()
         with suppress(asyncio.CancelledError):
             await following
     return watch.state
+
+
+def _told(state: RunState) -> bool:
+    """Tell whether a run has ended and the figures of its last step are there: they are on another topic."""
+    return state.ended is not None and state.step <= max((step for step, _ in state.curve), default=0)
 
 
 async def _scores(machine: MemoryMachine, run: Run, version: int) -> Scores:

@@ -23,12 +23,13 @@ from typing import Any
 import click
 
 from benchmarks import between, smollm2
-from benchmarks.learning import STEP_LIMIT_S, trained, until_done
+from benchmarks.learning import STEP_LIMIT_S, trained
 from benchmarks.report import machine
 from infra.inference.local_server.engine import EngineLimits
 from producers.generated import GeneratedSource
 from rollmill import toml
 from rollmill.demo.in_process import MemoryMachine
+from rollmill.demo.machine import unless_broken
 from rollmill.evaluator import play
 from schemas.control import RunManifest
 from schemas.scores import Scores
@@ -119,7 +120,7 @@ async def measure(model: Path, folder: Path, steps: int) -> Figures:
     path.write_text(toml.dumps(run_toml(model, folder / "trainer", steps)), encoding="utf-8")
     with between.installed(folder / "family"):
         async with MemoryMachine(model, limits=LIMITS) as at_work:
-            return await until_done(at_work, _measure(at_work, path, steps))
+            return await unless_broken(at_work, _measure(at_work, path, steps))
 
 
 def run_toml(model: Path, directory: Path, steps: int) -> dict[str, Any]:

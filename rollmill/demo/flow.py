@@ -9,18 +9,17 @@ It is the same on every `Machine`, and a service that fails for good ends it at 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from infra.errors import BusError, RollmillError
 from rollmill.demo.baselines import baseline
 from rollmill.demo.chart import draw
 from rollmill.demo.control import rose
 from rollmill.demo.evaluation import Measured, Suite, measure
-from rollmill.demo.machine import Conservation, Machine
+from rollmill.demo.machine import Conservation, Machine, unless_broken
 from rollmill.demo.queries import CONSERVATION, QUESTIONS
 from rollmill.demo.recipe import Recipe
 from rollmill.demo.screen import Screen
@@ -34,8 +33,6 @@ from stages.handlers.keydoor_policies import expert, random_player
 from stages.run.render import Renderer
 from trainer.replay import ReplayReport, replay
 from trainer.sft import SftProgress
-
-T = TypeVar("T")
 
 REPLAYED = 10
 """Batches replayed at the end."""
@@ -96,8 +93,8 @@ async def tell(machine: Machine, story: Story, recipe: Recipe, screen: Screen, *
     try:
         async with machine:
             screen.say(f"services are up on [bold]{machine.name}[/]")
-            await _unless_broken(machine, warming)
-            result, before, after, state = await _unless_broken(
+            await unless_broken(machine, warming)
+            result, before, after, state = await unless_broken(
                 machine, _play(machine, story, recipe, screen, kill=kill)
             )
     finally:
@@ -131,20 +128,6 @@ async def _play(
     _show_conservation(story, place, screen)
     result = _result(machine, before, after, state, kills, report, place, seconds)
     return {**result, **_control(before["sampled"].scores, after["sampled"].scores, recipe)}, before, after, state
-
-
-async def _unless_broken(machine: Machine, work: Coroutine[Any, Any, T] | asyncio.Task[T]) -> T:
-    """Return what the work gives, or raise at once what broke the machine under it."""
-    working, watching = asyncio.ensure_future(work), asyncio.create_task(machine.watch())
-    try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if watching.done():
-            watching.result()
-        return await working
-    finally:
-        working.cancel()
-        watching.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
 
 
 async def _warm_start(story: Story, recipe: Recipe, screen: Screen) -> None:

@@ -10,14 +10,18 @@ is durable and nothing can be killed. The story (`flow.py`) is the same on both.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from infra.bus import Bus
 from infra.clock import Clock
 from infra.inference.base import PolicyClient
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +77,20 @@ class Machine(Protocol):
     async def conservation(self, run: str) -> Conservation:
         """Prove where the samples of a run went."""
         ...
+
+
+async def unless_broken(machine: Machine, work: Coroutine[Any, Any, T] | asyncio.Task[T]) -> T:
+    """Return what the work gives, or raise at once what broke the machine under it."""
+    working, watching = asyncio.ensure_future(work), asyncio.create_task(machine.watch())
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if watching.done():
+            watching.result()
+        return await working
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
 
 
 async def put_weights(client: PolicyClient, directory: Path) -> None:
