@@ -30,7 +30,7 @@ class Group:
     row: int = 0
     """Place of its task in its source."""
     phase: int = 0
-    """Stage of the curriculum in which it was admitted."""
+    """Phase of the curriculum in which it was admitted."""
     excluded: int
     """Siblings that failed, expired or were cancelled: in neither."""
 

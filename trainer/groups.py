@@ -123,7 +123,7 @@ class Step:
     missing: int
     """Groups fewer than the rules ask for."""
     phase: int | None = None
-    """Stage of the curriculum for groups that are admitted after it; none where the number of steps says it."""
+    """Phase of the curriculum for groups that are admitted after it; none where the number of steps says it."""
     recorded: StepDecided | None
     """The decision, if it is already in the log."""
 

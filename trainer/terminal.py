@@ -52,7 +52,7 @@ class Terminal:
     row: int = 0
     """Place of its task in its source."""
     phase: int = 0
-    """Stage of the curriculum in which its group was admitted."""
+    """Phase of the curriculum in which its group was admitted."""
     reward: float = 0.0
     """Shaped reward as used in training."""
     success: float = 0.0
