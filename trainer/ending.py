@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from infra.errors import RollmillError
 from trainer.config import OnNoVariance, StopConfig
 from trainer.groups import GroupAssembler
+from trainer.guards import recent_success
 
 
 class NothingToLearn(RollmillError):
@@ -44,11 +45,9 @@ def ending(
         return None
     if assembler.steps >= limits.max_steps:
         return Ending(reason=f"{limits.max_steps} steps made")
-    recent, may_end = assembler.recent, assembler.steps >= limits.min_steps
-    if limits.success is not None and may_end and len(recent) == limits.success_groups:
-        success = sum(recent) / len(recent)
-        if success >= limits.success:
-            return Ending(reason=f"success {success:.3f} over {len(recent)} groups")
+    success, may_end = recent_success(assembler.recent, limits.success_groups), assembler.steps >= limits.min_steps
+    if limits.success is not None and may_end and success is not None and success >= limits.success:
+        return Ending(reason=f"success {success:.3f} over {limits.success_groups} groups")
     if assembler.dropped >= limits.max_dropped and (end := _nothing_varies(limits, assembler, why_no_step)):
         return end
     if limits.time_limit_s is not None and may_end and ran_s >= limits.time_limit_s:

@@ -15,11 +15,11 @@ anywhere is followed by one that raises the same alarms. What follows an alarm i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from schemas.decisions import Action, Guard
-from trainer.config import BaselineRule, GuardsConfig
+from trainer.config import BaselineRule, GuardRule, GuardsConfig
 from trainer.terminal import Terminal
 
 SUCCEEDED = 0.5
@@ -60,19 +60,6 @@ class Finding:
     """For a person."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Watched:
-    """A guard at one step."""
-
-    value: float | None
-    beyond: bool
-    bound: float
-    steps: int
-    action: Action
-    says: str
-    """The figure and its bound, for a person."""
-
-
 def judge(
     rules: GuardsConfig, counts: Mapping[str, int], figures: Figures
 ) -> tuple[dict[str, int], tuple[Finding, ...]]:
@@ -85,57 +72,34 @@ def judge(
     """
     after: dict[str, int] = {}
     found = []
-    for guard, watched in _watched(rules, figures).items():
-        if watched.value is None or not watched.beyond:
-            continue
-        after[guard.value] = count = counts.get(guard.value, 0) + 1
-        again = watched.action is Action.SLOW and count % watched.steps == 0
-        if count == watched.steps or again:
-            found.append(
-                Finding(
-                    guard=guard,
-                    value=watched.value,
-                    bound=watched.bound,
-                    steps=count,
-                    action=watched.action,
-                    cause=watched.says + (f", {count} steps in a row" if count > 1 else ""),
-                )
-            )
+    for beyond in _beyond(rules, figures):
+        after[beyond.guard.value] = count = counts.get(beyond.guard.value, 0) + 1
+        due = count % beyond.steps == 0 if beyond.action is Action.SLOW else count == beyond.steps
+        if due:
+            cause = beyond.cause + (f", {count} steps in a row" if count > 1 else "")
+            found.append(replace(beyond, steps=count, cause=cause))
     return after, tuple(found)
 
 
-def _watched(rules: GuardsConfig, figures: Figures) -> dict[Guard, _Watched]:
-    """Return the guards that a run has, as they find a step."""
-    found: dict[Guard, _Watched] = {}
+def _beyond(rules: GuardsConfig, figures: Figures) -> Iterator[Finding]:
+    """Yield the guards beyond whose bound a step is, each as the alarm that it would be after its `steps`."""
     for guard, rule, value, low, says in (
         (Guard.ENTROPY, rules.entropy, figures.entropy, True, "entropy of {:.3g} nats"),
         (Guard.REPETITION, rules.repetition, figures.repetition, False, "{:.1%} of an episode's n-grams are repeated"),
         (Guard.FARMING, rules.farming, figures.unearned, False, "samples that failed earned {:.3g} in the mean"),
         (Guard.KL, rules.kl, figures.kl, False, "KL of {:.3g} nats to the reference"),
     ):
-        if rule is not None:
-            found[guard] = _Watched(
-                value=value,
-                beyond=value is not None and (value < rule.bound if low else value > rule.bound),
-                bound=rule.bound,
-                steps=rule.steps,
-                action=rule.action,
-                says=f"{says.format(value or 0.0)}, {'below' if low else 'above'} {rule.bound:g}",
-            )
-    if rules.baseline is not None and rules.baseline.bound is not None:
-        found[Guard.BASELINE] = _beside(rules.baseline, rules.baseline.bound, figures.recent_success)
-    return found
+        if rule is not None and value is not None and (value < rule.bound if low else value > rule.bound):
+            cause = f"{says.format(value)}, {'below' if low else 'above'} {rule.bound:g}"
+            yield _finding(guard, rule, value, rule.bound, cause)
+    baseline, success = rules.baseline, figures.recent_success
+    if baseline is not None and baseline.bound is not None and success is not None and success <= baseline.bound:
+        cause = f"success of {success:.3f}, not above the {baseline.bound:.3f} of {baseline.rule or 'the baseline'}"
+        yield _finding(Guard.BASELINE, baseline, success, baseline.bound, cause)
 
 
-def _beside(rule: BaselineRule, bound: float, success: float | None) -> _Watched:
-    return _Watched(
-        value=success,
-        beyond=success is not None and success <= bound,
-        bound=bound,
-        steps=rule.steps,
-        action=rule.action,
-        says=f"success of {success or 0.0:.3f}, not above the {bound:.3f} of {rule.rule or 'the baseline'}",
-    )
+def _finding(guard: Guard, rule: GuardRule | BaselineRule, value: float, bound: float, cause: str) -> Finding:
+    return Finding(guard=guard, value=value, bound=bound, steps=rule.steps, action=rule.action, cause=cause)
 
 
 def unearned(samples: Iterable[Terminal]) -> float | None:

@@ -478,14 +478,14 @@ class Trainer:
         self._learner.lr_scale = self._lr_scale(step.number)
         metrics = self._learner.step(batch, self._thread.given_up)
         repetition = mean_repetition((t.transcript for t in step.terminals), self._config.guards.ngram)
-        return replace(metrics, repetition=repetition)
+        return replace(metrics, repetition=repetition, unearned=unearned(step.terminals))
 
     async def _guard(self, step: Step, metrics: StepMetrics) -> str | None:
         """Let the guards see a step that was made; return why the run ends, if they end it."""
         figures = Figures(
             entropy=metrics.entropy,
             repetition=metrics.repetition,
-            unearned=unearned(step.terminals),
+            unearned=metrics.unearned,
             kl=metrics.kl,
             recent_success=recent_success(self._assembler.recent, self._config.stop.success_groups),
         )

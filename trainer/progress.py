@@ -20,7 +20,6 @@ from schemas.telemetry import MetricPoint, Metrics
 from trainer.config import Filter, StopConfig
 from trainer.exclusion import Exclusion
 from trainer.groups import Dropped, GroupAssembler, Step
-from trainer.guards import unearned
 from trainer.idle import IdleTime
 from trainer.rules import varies
 from trainer.step_metrics import StepMetrics
@@ -205,11 +204,10 @@ class Meter:
             "trainer.tokens_per_s": now.tokens_per_s,
             "trainer.step_s": now.step_s,
             "trainer.left_s": now.left_s,
-            "trainer.unearned_reward_mean": unearned(step.terminals),
-            **{_STEP_NAMES[name]: float(value) for name, value in asdict(now.last).items()},
+            **{_STEP_NAMES[name]: value for name, value in asdict(now.last).items()},
         }
         plain = [
-            MetricPoint(name=name, value=v, at_ms=at_ms, step=step.number)
+            MetricPoint(name=name, value=float(v), at_ms=at_ms, step=step.number)
             for name, v in values.items()
             if v is not None
         ]
@@ -253,6 +251,7 @@ _STEP_NAMES = {
     "tokens": "trainer.tokens",
     "masked_share": "trainer.masked_share",
     "repetition": "trainer.repetition_share",
+    "unearned": "trainer.unearned_reward_mean",
     "value_loss": "trainer.value_loss",
     "value_explained": "trainer.value_explained_share",
     "optimizer_steps": "trainer.optimizer_steps",

@@ -51,6 +51,8 @@ class StepMetrics:
     """Share of them left out for their lag."""
     repetition: float = 0.0
     """Mean share of an episode's n-grams of sampled tokens that occurred in it before."""
+    unearned: float | None = None
+    """Mean reward of the samples that failed, process rewards included; none if none failed."""
     value_loss: float = 0.0
     """Mean loss of the value head, before its coefficient; 0 without one."""
     value_explained: float = 0.0
