@@ -148,8 +148,7 @@ def learn_all(runs: Sequence[Run], processes: int, on_end: Callable[[Learnt], No
     found = []
     with (
         tempfile.TemporaryDirectory(prefix="rollmill-learning-") as folder,
-        # aiohttp remembers applications that it served, and so their engines' caches: each run goes with its process.
-        ProcessPoolExecutor(processes, mp_context=spawn, max_tasks_per_child=1) as pool,
+        ProcessPoolExecutor(processes, mp_context=spawn) as pool,
     ):
         place = Path(folder)
         models = _each(pool, warmed, {seed: (place, seed) for seed in first})
