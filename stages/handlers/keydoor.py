@@ -29,6 +29,9 @@ Cell = tuple[int, int]
 MOVES: Final[Mapping[str, Cell]] = {"north": (-1, 0), "south": (1, 0), "east": (0, 1), "west": (0, -1)}
 """The directions and their steps as (row, column); row 0 is the northern edge."""
 
+ACTIONS: Final = (*(f"go {name}" for name in MOVES), "take", "open")
+"""Every well-formed action."""
+
 SPLITS: Final = ("train", "held_out")
 """Where a layout may belong."""
 
@@ -226,7 +229,7 @@ class Hunt:
 
 def any_action(_seen: Sequence[str], dice: random.Random) -> str:
     """Say any well-formed action."""
-    return dice.choice([*(f"go {name}" for name in MOVES), "take", "open"])
+    return dice.choice(ACTIONS)
 
 
 def by_compass(seen: Sequence[str], _dice: random.Random) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stages.handlers.base import Action
-from stages.handlers.keydoor import MOVES, PROMPT, Hunt, KeyDoor
+from stages.handlers.keydoor import ACTIONS, MOVES, PROMPT, Hunt, KeyDoor
 
 Policy = Callable[[Hunt, str | None, random.Random], str]
 """Sees the running hunt, the last direction walked (None before the first) and its own dice; says an action."""
@@ -40,7 +40,7 @@ def expert(hunt: Hunt, _last: str | None, _dice: random.Random) -> str:
 
 def random_player(_hunt: Hunt, _last: str | None, dice: random.Random) -> str:
     """Choose uniformly among all well-formed actions."""
-    return dice.choice([*(f"go {name}" for name in MOVES), "take", "open"])
+    return dice.choice(ACTIONS)
 
 
 def clumsy_walker(hunt: Hunt, last: str | None, dice: random.Random) -> str:
