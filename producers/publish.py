@@ -186,7 +186,6 @@ async def publish_source(bus: Bus, clock: Clock, source: TaskSource, wanted: Run
     Raises:
         ConfigError: the run exists with another configuration or is cancelled, or a task of it could not be run.
     """
-    refuse_unusable(wanted, clock.now_ms())
     await refuse_cancelled(bus, clock, wanted.run)
     publisher = Publisher(bus, clock, "producer")
     manifest = await ensure_manifest(bus, clock, publisher, wanted)
