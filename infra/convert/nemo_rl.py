@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from infra.convert.rows import Array, Decode, Row, Unconvertible, padded, rows_of
+from infra.convert.rows import Array, Decode, Row, padded, rows_of
 from schemas.grouping import SiblingGroup
 
 MessageLog = list[dict[str, Any]]
@@ -63,8 +63,6 @@ def nemo_rl_batch(
         Unconvertible: there is no graded sample, or one has no place in a row.
     """
     rows = rows_of(groups)
-    if not rows:
-        raise Unconvertible("no sample of these groups was graded: there is no row to make a batch of")
     rewards = np.array([row.outcome.reward for row in rows], dtype=np.float32)
     rollouts = {
         "message_log": [message_log(row, decode) for row in rows],

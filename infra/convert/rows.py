@@ -56,12 +56,15 @@ class Row:
 
 
 def rows_of(groups: Iterable[SiblingGroup]) -> tuple[Row, ...]:
-    """Return the graded samples of groups in order.
+    """Return the graded samples of groups in order, one at least.
 
     Raises:
-        Unconvertible: one has no sampled token, or more than one token sequence.
+        Unconvertible: there is none, or one has no sampled token, or more than one token sequence.
     """
-    return tuple(row_of(sample) for group in groups for sample in group.graded)
+    rows = tuple(row_of(sample) for group in groups for sample in group.graded)
+    if not rows:
+        raise Unconvertible("no sample of these groups was graded: there is no row to make a batch of")
+    return rows
 
 
 def row_of(sample: Trajectory) -> Row:

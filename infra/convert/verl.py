@@ -66,8 +66,6 @@ def verl_batch(
         Unconvertible: there is no graded sample, or one that does not fit.
     """
     rows = rows_of(groups)
-    if not rows:
-        raise Unconvertible("no sample of these groups was graded: there is no row to make a batch of")
     p = _width(rows, [row.prompt for row in rows], prompt_length, "prompt_length")
     r = _width(rows, [len(row) - row.prompt for row in rows], response_length, "response_length")
     prompts = padded([row.tokens[: row.prompt] for row in rows], p, fill=pad_token_id, dtype=np.int64, left=True)
