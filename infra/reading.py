@@ -14,6 +14,7 @@ from typing import Any
 from infra.bus import Bus, Record, TopicPartition
 from infra.clock import Clock
 from infra.errors import WaitTimeout
+from schemas.partition import partition_for
 from schemas.topics import Topic
 
 SILENCE_S = 60.0
@@ -29,6 +30,11 @@ BATCH = 1_000
 def positions(topic: Topic[Any], offsets: Mapping[int, int]) -> dict[TopicPartition, int]:
     """Return offsets by partition number, as `Bus.begin_offsets` and `end_offsets` give them, by partition."""
     return {TopicPartition(topic.name, number): offset for number, offset in offsets.items()}
+
+
+def partition_of(topic: Topic[Any], run: str) -> TopicPartition:
+    """Return where a topic that is spread by run holds the records of one."""
+    return TopicPartition(topic.name, partition_for(run, topic.partitions))
 
 
 async def read_between(

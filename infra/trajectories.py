@@ -36,7 +36,7 @@ from infra.clock import Clock, SystemClock
 from infra.control import control_now
 from infra.errors import BusError, ConfigError, OffsetLost, RollmillError, WaitTimeout
 from infra.kafka import KafkaBus
-from infra.reading import read_between
+from infra.reading import partition_of, read_between
 from infra.security import PLAINTEXT, Security
 from infra.wire import Received, unpack
 from schemas.arbiter import Ruling
@@ -44,7 +44,6 @@ from schemas.codec import DecodeError
 from schemas.control import RunManifest
 from schemas.grouping import Grouping, SiblingGroup
 from schemas.messages import Trajectory
-from schemas.partition import partition_for
 from schemas.topics import DEFAULT_PREFIX, TRAJECTORIES
 
 POLL_S: Final = 0.5
@@ -74,7 +73,7 @@ class ReaderReplaced(RollmillError):
 
 def trajectories_of(run: str) -> TopicPartition:
     """Return where a run's terminal records lie."""
-    return TopicPartition(TRAJECTORIES.name, partition_for(run, TRAJECTORIES.partitions))
+    return partition_of(TRAJECTORIES, run)
 
 
 async def read_trajectory(record: Record, run: str, bus: Bus) -> Received[Trajectory] | None:

@@ -14,14 +14,13 @@ import hashlib
 
 import msgpack
 
-from infra.bus import Bus, TopicPartition
+from infra.bus import Bus
 from infra.clock import Clock
-from infra.reading import read_between
+from infra.reading import partition_of, read_between
 from infra.wire import unpack
 from producers.source import Instance
 from schemas.codec import DecodeError
-from schemas.decisions import Decision, GroupDropped, RowSuccess, StepDecided, TrainerStarted
-from schemas.partition import partition_for
+from schemas.decisions import Decision, Fence, GroupDropped, RowSuccess, StepDecided
 from schemas.topics import DECISIONS
 
 
@@ -43,10 +42,10 @@ class Difficulty:
         self._run = run
         self._seed = seed
         self._floor = floor
-        self._partition = TopicPartition(DECISIONS.name, partition_for(run, DECISIONS.partitions))
+        self._partition = partition_of(DECISIONS, run)
         self._next: int | None = None
         """The next decision to read; none before the first reading."""
-        self._epoch: int | None = None
+        self._fence = Fence()
         self._success: dict[int, float] = {}
         """Row -> mean success of its last decided group."""
 
@@ -79,9 +78,7 @@ class Difficulty:
         self._next = end
 
     def _take(self, offset: int, decision: Decision) -> None:
-        if isinstance(decision, TrainerStarted):
-            self._epoch = offset
-        elif decision.epoch == self._epoch:
+        if self._fence.passes(offset, decision):
             for found in _rows(decision):
                 self._success[found.row] = found.success
 

@@ -15,14 +15,13 @@ from typing import TypeVar
 from infra.bus import Bus, Record, TopicPartition
 from infra.clock import Clock
 from infra.errors import WaitTimeout
-from infra.reading import positions, read_between
+from infra.reading import partition_of, positions, read_between
 from infra.wire import unpack
 from schemas.arbiter import Arbiter, Ruling
 from schemas.cancels import targets
 from schemas.codec import DecodeError
 from schemas.message import Message
 from schemas.messages import SampleId, Task
-from schemas.partition import partition_for
 from schemas.topics import TASKS, TRAJECTORIES, Topic
 
 M = TypeVar("M", bound=Message)
@@ -67,9 +66,7 @@ class Covered:
 
     async def first_task(self) -> Task | None:
         """Return a task of the target that the log holds, if there is one; reads no further than to the first."""
-        begin = positions(TASKS, await self._bus.begin_offsets(TASKS.name))
-        end = positions(TASKS, await self._bus.end_offsets(TASKS.name))
-        async with aclosing(self._tasks(begin, end)) as tasks:
+        async with aclosing(self._tasks(*await self._bounds(TASKS))) as tasks:
             return await anext(tasks, None)
 
     async def read(self) -> None:
@@ -103,10 +100,14 @@ class Covered:
         finally:
             await reader.close()
 
+    async def _bounds(self, topic: Topic[M]) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+        """Return where a topic begins, and its end now."""
+        begin = positions(topic, await self._bus.begin_offsets(topic.name))
+        return begin, positions(topic, await self._bus.end_offsets(topic.name))
+
     async def _unread(self, topic: Topic[M]) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
         """Return where to read a topic from, and its end now."""
-        begin = positions(topic, await self._bus.begin_offsets(topic.name))
-        end = positions(topic, await self._bus.end_offsets(topic.name))
+        begin, end = await self._bounds(topic)
         return {tp: max(offset, self._read_to.get(tp, 0)) for tp, offset in begin.items()}, end
 
     async def _tasks(self, begin: dict[TopicPartition, int], end: dict[TopicPartition, int]) -> AsyncGenerator[Task]:
@@ -121,7 +122,7 @@ class Covered:
         # A foreign run's name may hold a `/` itself, so every beginning of the target may be the run.
         parts = self._target.split("/")
         runs = ("/".join(parts[:end]) for end in range(1, len(parts) + 1))
-        wanted = {TopicPartition(TRAJECTORIES.name, partition_for(run, TRAJECTORIES.partitions)) for run in runs}
+        wanted = {partition_of(TRAJECTORIES, run) for run in runs}
         return {tp: offset for tp, offset in offsets.items() if tp in wanted}
 
     async def _end(self, record: Record) -> None:

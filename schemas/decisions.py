@@ -271,23 +271,37 @@ class Alarm(Message, frozen=True, kw_only=True, tag="rollmill.alarm"):
 Decision = TrainerStarted | StepDecided | GroupDropped | VersionPublished | RunEnded | Branch | Evaluated | Alarm
 
 
+class Fence:
+    """Tells which decisions of one run count, in log order: those of the last trainer that started before them."""
+
+    def __init__(self) -> None:
+        self._epoch: int | None = None
+
+    def passes(self, offset: int, decision: Decision) -> bool:
+        """Tell whether the next decision in the log counts."""
+        if isinstance(decision, TrainerStarted):
+            self._epoch = offset
+            return True
+        return decision.epoch == self._epoch
+
+
 def live_decisions(log: Iterable[tuple[int, Decision]]) -> Iterator[tuple[int, Decision]]:
     """Yield the decisions of one run that count, in log order.
 
-    A decision counts if its epoch is the offset of the last TrainerStarted before it (fencing by log order). A step
+    A decision counts if its epoch is the offset of the last TrainerStarted before it (`Fence`). A step
     that a resumed trainer executed again from its checkpoint is written once: re-execution writes nothing. The log may
     hold one record twice after a lost acknowledgement; the repeat says nothing new and is left out.
 
     Args:
         log: (offset, decision) of one run, in offset order.
     """
-    epoch: int | None = None
-    written: set[Decision] = set()
+    fence, written = Fence(), set[Decision]()
     for offset, decision in log:
+        if not fence.passes(offset, decision):
+            continue
         if isinstance(decision, TrainerStarted):
-            epoch = offset
             yield offset, decision
-        elif decision.epoch == epoch and decision not in written:
+        elif decision not in written:
             written.add(decision)
             yield offset, decision
 

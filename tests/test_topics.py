@@ -66,6 +66,8 @@ VERBS = {
     "join": READ,
     "_reader": READ,
     "_unread": READ,
+    "_bounds": READ,
+    "partition_of": READ,
     "_catch_up": READ,
     "_caught_up": NEITHER,
     "_read": READ,

@@ -12,11 +12,10 @@ import logging
 from infra.bus import Bus, Reader, Record, TopicPartition
 from infra.clock import Clock
 from infra.errors import ConfigError, RollmillError, WaitTimeout
-from infra.reading import read_between
+from infra.reading import partition_of, read_between
 from infra.wire import Publisher, unpack
 from schemas.codec import DecodeError
 from schemas.decisions import Decision, TrainerStarted
-from schemas.partition import partition_for
 from schemas.topics import DECISIONS
 from trainer.history import History
 
@@ -38,7 +37,7 @@ class Fenced(RollmillError):
 
 def decisions_of(run: str) -> TopicPartition:
     """Return where a run's decisions lie."""
-    return TopicPartition(DECISIONS.name, partition_for(run, DECISIONS.partitions))
+    return partition_of(DECISIONS, run)
 
 
 async def read_history(bus: Bus, clock: Clock, run: str) -> History:
