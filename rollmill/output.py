@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,6 +40,11 @@ visible = plain_text.visible
 def safe(text: object) -> str:
     """Return text of anybody for our terminal: one line, obeyed neither by it nor as markup."""
     return escape(visible(str(text)))
+
+
+def iso(at_ms: int, timespec: str = "seconds") -> str:
+    """Return a time, milliseconds since the epoch, as ISO 8601 in UTC."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec=timespec)
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from infra.bus import Bus
 from infra.clock import Clock
 from infra.control import ControlView, control_now
 from infra.middleware.deadline import reap_at_ms
 from rollmill.covered import Covered
+from rollmill.output import iso
 from schemas.cancels import Cancels
 from schemas.control import Cancel, RunManifest
 from schemas.identity import run_name
@@ -68,8 +68,8 @@ async def why_none(bus: Bus, clock: Clock, target: Target) -> str:
     if cancel is not None:
         return f"{cancel.target} is cancelled ({cancel.cause}), and the reaper has not ended it yet: does it run?"
     if (until := reap_at_ms(task)) < clock.now_ms():
-        return f"its time ran out at {_iso(until)}, and the reaper has not ended it yet: does it run?"
-    return f"its task is in `tasks`, so it is queued or running (`rollmill status`); at {_iso(until)} it expires"
+        return f"its time ran out at {iso(until)}, and the reaper has not ended it yet: does it run?"
+    return f"its task is in `tasks`, so it is queued or running (`rollmill status`); at {iso(until)} it expires"
 
 
 async def _unknown(bus: Bus, view: ControlView, target: Target) -> str:
@@ -84,7 +84,3 @@ async def _unknown(bus: Bus, view: ControlView, target: Target) -> str:
     return (
         f"there is no run {target.run!r} in this log{older}; known runs: {', '.join(known[:MAX_NAMED]) or 'none'}{more}"
     )
-
-
-def _iso(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds")

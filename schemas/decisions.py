@@ -267,6 +267,10 @@ class Alarm(Message, frozen=True, kw_only=True, tag="rollmill.alarm"):
     lr_scale: float = 1.0
     """Factor on the learning rate of the steps decided after this; that of going back is the branch's own."""
 
+    def __str__(self) -> str:
+        """Return it for a person."""
+        return f"run {self.run}, step {self.step}: {self.cause} ({self.guard}: {self.action.told})"
+
 
 Decision = TrainerStarted | StepDecided | GroupDropped | VersionPublished | RunEnded | Branch | Evaluated | Alarm
 

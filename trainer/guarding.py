@@ -109,7 +109,7 @@ class Guarding:
             lr_scale=LR_SCALE if finding.action is Action.SLOW else 1.0,
         )
         self._history.add(await self._decisions.write(alarm), alarm)
-        log.warning("run %s, step %d: %s (%s: %s)", self._run, step, alarm.cause, alarm.guard, alarm.action.told)
+        log.warning("%s", alarm)
         await self._publisher.publish(METRICS, self._metrics(alarm))
         return alarm.action
 

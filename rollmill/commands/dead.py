@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import click
@@ -23,7 +23,7 @@ from infra.errors import ConfigError
 from producers.redrive import Redrive
 from rollmill import output
 from rollmill.graveyard import Line, Wanted, letter_at, letters, newest
-from rollmill.output import safe
+from rollmill.output import iso, safe
 from schemas import transcript
 from schemas.codec import DecodeError
 from schemas.message import Message
@@ -79,7 +79,9 @@ def command() -> None:
 def list_letters(limit: int, as_json: bool, config: Config, **chosen: Any) -> None:
     """List dead letters, the newest first."""
     found = output.run(_list(config, Wanted(**chosen), limit))
-    output.print_result({"letters": [{**asdict(line), "at": _iso(line.at_ms)} for line in found]}, as_json, _show_list)
+    output.print_result(
+        {"letters": [{**asdict(line), "at": iso(line.at_ms, "milliseconds")} for line in found]}, as_json, _show_list
+    )
 
 
 async def _list(config: Config, wanted: Wanted, limit: int) -> list[Line]:
@@ -111,7 +113,7 @@ async def _described(letter: DeadLetter) -> dict[str, Any]:
     original = letter.original
     described = {
         **asdict(await Line.of(letter)),
-        "at": _iso(letter.record.timestamp_ms),
+        "at": iso(letter.record.timestamp_ms, "milliseconds"),
         "first_failed_ms": letter.death.first_failed_ms,
         "source": {"topic": original.topic, "partition": original.partition, "offset": original.offset},
         "key": None if original.key is None else original.key.decode(errors="backslashreplace"),
@@ -250,7 +252,3 @@ def _short(message: dict[str, Any]) -> dict[str, Any]:
         return message
     arrays = {name: f"{len(record[name])} entries" for name in ("tokens", "mask", "logprobs")}
     return {**message, "transcript": {**record, **arrays}}
-
-
-def _iso(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -36,7 +35,7 @@ def _describe(view: ControlView, manifest: RunManifest) -> dict[str, Any]:
     credit, cancel = view.get(f"credit/{run}", Credit), view.get(f"cancel/{run}", Cancel)
     return {
         "run": run,
-        "created": datetime.fromtimestamp(manifest.created_ms / 1000, UTC).isoformat(timespec="seconds"),
+        "created": output.iso(manifest.created_ms),
         "seed": manifest.seed,
         "samples": manifest.samples,
         "admitted": cursor.admitted if cursor else None,

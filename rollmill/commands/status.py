@@ -111,8 +111,7 @@ def show(found: Standing, window: str) -> None:
     for paused in found.paused:
         _line(Text(output.visible(str(paused)), style="red"))
     for alarm in found.alarms[-MOST_ALARMS:]:
-        text = f"run {alarm.run}, step {alarm.step}: {alarm.cause} ({alarm.guard}: {alarm.action.told})"
-        _line(Text(output.visible(text), style="red"))
+        _line(Text(output.visible(str(alarm)), style="red"))
     output.console.print(_table(found, window))
     oldest = {view.stage: view.oldest for view, _ in stages_of(found) if view.oldest}
     if oldest:

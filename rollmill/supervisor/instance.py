@@ -199,8 +199,7 @@ class Instance:
         ready = self.service.ready
         self._emit(What.DIED, exit_=ended)
         if late:
-            found = f" ({ready.why()})" if ready.why() else ""
-            message = f"{self} was not ready: {ready.what} did not happen in {ready.limit_s:.0f} s{found}"
+            message = f"{self} was not ready: {ready.what} did not happen in {ready.limit_s:.0f} s{ready.found}"
             return NotReady(with_tail(message, self.log.path, self.log.tail()))
         message = f"{self} ended ({ended}) before it was ready; {ready.what} was waited for"
         return ServiceDied(with_tail(message, self.log.path, self.log.tail()))

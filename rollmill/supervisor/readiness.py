@@ -111,8 +111,7 @@ async def reached(name: str, ready: Ready, advice: str) -> None:
         async with asyncio.timeout(ready.limit_s):
             await ready.check(None)
     except TimeoutError:
-        found = f" ({ready.why()})" if ready.why() else ""
-        raise NotReady(f"{name}: {ready.what} did not come in {ready.limit_s:.0f} s{found}; {advice}") from None
+        raise NotReady(f"{name}: {ready.what} did not come in {ready.limit_s:.0f} s{ready.found}; {advice}") from None
 
 
 class _Tries:

@@ -55,6 +55,11 @@ class Ready:
     why: Callable[[], str] = lambda: ""
     """What the last look found instead, for the error; empty where only the service itself can say."""
 
+    @property
+    def found(self) -> str:
+        """The same in brackets, to stand behind what was waited for."""
+        return f" ({why})" if (why := self.why()) else ""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Backoff:
