@@ -3,14 +3,14 @@
 It keeps every promise of `bus.py` and imitates what hurts with the real one, so that a worker that is right here is
 right there: rebalances are eager (all positions go back to what was committed, unless the listener says otherwise), a
 commit of a lost partition is refused, an offset that retention removed is an error, another may hold no record. For
-tests `trim` plays the retention, `mark` the end of a transaction, `rewrite` a failing disk and `expel` a session that
-ran out; `copy` gives two logs one past. One event loop, one process; compaction is not played.
+tests `expel` plays a session that ran out, and `MemoryLog` what happens to records. One event loop, one process;
+compaction is not played.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from infra import topic_shape
@@ -40,7 +40,8 @@ class MemoryBus:
     def __init__(self, clock: Clock | None = None, *, blobs: BlobStore | None = None) -> None:
         self.clock = clock or SystemClock()
         self.blobs: BlobStore | None = blobs or MemoryBlobs(self.clock)
-        self._log = MemoryLog()
+        self.log = MemoryLog()
+        """What it holds; what happens to that from outside is played there."""
         self._groups: dict[str, MemoryGroup] = {}
 
     async def start(self) -> None:
@@ -48,8 +49,8 @@ class MemoryBus:
 
     async def close(self) -> None:
         """Wake whoever waits; what was published stays until the process ends."""
-        for topic in self._log.topics:
-            self._log.tell(topic)
+        for topic in self.log.topics:
+            self.log.tell(topic)
 
     async def publish(
         self,
@@ -63,10 +64,10 @@ class MemoryBus:
         """Append a record; no partition means: spread evenly."""
         if value is None and key is None:
             raise BusError(f"publishing to {topic}: a record needs a key or a value")
-        if key is None and self._log.topic(topic).compacted:
+        if key is None and self.log.topic(topic).compacted:
             raise BusError(f"publishing to {topic}: a compacted topic takes no record without a key")
-        count = self._log.topic(topic).partitions
-        place = self._log.next_in_turn(topic) if partition is None else partition
+        count = self.log.topic(topic).partitions
+        place = self.log.next_in_turn(topic) if partition is None else partition
         if not 0 <= place < count:
             raise BusError(f"publishing to {topic}: no partition {place}, it has {count}")
         size = sum(len(name) + len(text) for name, text in headers) + len(key or b"") + len(value or b"")
@@ -74,33 +75,33 @@ class MemoryBus:
             raise BusError(f"publishing to {topic}: {size} bytes, at most {RECORD_BYTES} are taken")
         # A real log suspends its caller: a loop that only publishes must not starve the rest here either.
         await asyncio.sleep(0)
-        offset = self._log.end(TopicPartition(topic, place))
-        self._log.append(Record(topic, place, offset, self.clock.now_ms(), key, value, tuple(headers)))
+        offset = self.log.end(TopicPartition(topic, place))
+        self.log.append(Record(topic, place, offset, self.clock.now_ms(), key, value, tuple(headers)))
         return Position(place, offset)
 
     async def join(self, topics: Sequence[str], group: str, listener: Listener | None = None) -> Consumer:
         """Join a consumer group; returns with the first assignment."""
         for topic in topics:
-            self._log.topic(topic)
+            self.log.topic(topic)
         home = self._group(group)
-        member = MemoryMember(home, self._log, self.clock, frozenset(topics), listener or Listener())
+        member = MemoryMember(home, self.log, self.clock, frozenset(topics), listener or Listener())
         await home.join(member)
         return member
 
     async def read(self, start: Mapping[TopicPartition, int]) -> Reader:
         """Read partitions from these offsets on; an offset that is not in the log raises OffsetLost."""
         for partition, offset in start.items():
-            self._log.topic(partition.topic)
-            self._log.require(partition, offset)
-        return MemoryReader(self._log, self.clock, start)
+            self.log.topic(partition.topic)
+            self.log.require(partition, offset)
+        return MemoryReader(self.log, self.clock, start)
 
     async def begin_offsets(self, topic: str) -> dict[int, int]:
         """Return partition -> first offset still in the log."""
-        return {part.partition: self._log.begin(part) for part in self._log.partitions(topic)}
+        return {part.partition: self.log.begin(part) for part in self.log.partitions(topic)}
 
     async def end_offsets(self, topic: str) -> dict[int, int]:
         """Return partition -> next offset to be written."""
-        return {part.partition: self._log.end(part) for part in self._log.partitions(topic)}
+        return {part.partition: self.log.end(part) for part in self.log.partitions(topic)}
 
     async def commit(self, group: str, offsets: Mapping[TopicPartition, Committed]) -> None:
         """Store the progress of a group that nobody has joined."""
@@ -109,49 +110,29 @@ class MemoryBus:
         if home.members:
             raise NotOwner(f"group {group} has members: only they may commit")
         for partition in offsets:
-            self._log.topic(partition.topic)
+            self.log.topic(partition.topic)
         home.store(offsets)
 
     async def offsets_since(self, topic: str, since_ms: int) -> dict[int, int]:
         """Return partition -> first offset whose timestamp is not before since_ms; the end where none is."""
-        return {part.partition: self._log.since(part, since_ms) for part in self._log.partitions(topic)}
+        return {part.partition: self.log.since(part, since_ms) for part in self.log.partitions(topic)}
 
     async def committed(self, group: str, topic: str) -> dict[int, Committed]:
         """Return partition -> progress of a group, for partitions that have any."""
         known = self._groups[group].committed if group in self._groups else {}
-        return {part.partition: known[part] for part in self._log.partitions(topic) if part in known}
+        return {part.partition: known[part] for part in self.log.partitions(topic) if part in known}
 
     async def create_topics(self, topics: Iterable[Topic[Any]]) -> list[str]:
         """Create the topics that are missing and return their names."""
-        missing = [topic for topic in topics if topic.name not in self._log.topics]
+        missing = [topic for topic in topics if topic.name not in self.log.topics]
         for topic in missing:
-            self._log.create(topic)
+            self.log.create(topic)
         return [topic.name for topic in missing]
 
     async def check_topics(self, topics: Iterable[Topic[Any]]) -> None:
         """Raise ConfigError listing every topic that is missing or differs from the table."""
-        found = {name: topic_shape.shape_of(topic) for name, topic in self._log.topics.items()}
+        found = {name: topic_shape.shape_of(topic) for name, topic in self.log.topics.items()}
         topic_shape.require(topics, found, prefix="", where="the memory bus")
-
-    def trim(self, partition: TopicPartition, before: int) -> None:
-        """Remove the records before an offset, as retention does."""
-        self._log.trim(partition, before)
-
-    def mark(self, partition: TopicPartition) -> None:
-        """Write an offset that is no record, as the end of a foreign producer's transaction does."""
-        self._log.mark(partition)
-
-    def rewrite(self, partition: TopicPartition, offset: int, change: Callable[[bytes], bytes]) -> None:
-        """Replace a record's value by what `change` makes of it, as a disk that fails does."""
-        self._log.rewrite(partition, offset, change)
-
-    def rewrite_headers(self, partition: TopicPartition, offset: int, change: Callable[[Headers], Headers]) -> None:
-        """Do the same with its headers."""
-        self._log.rewrite_headers(partition, offset, change)
-
-    def copy(self, other: MemoryBus, topic: str) -> None:
-        """Hold the records of a topic that another log holds, at the same offsets."""
-        self._log.copy(other._log, topic)
 
     def before_commit(self, group: str, offsets: Mapping[TopicPartition, Committed]) -> None:
         """Let every commit through; a log that refuses some raises BusError here."""
@@ -166,7 +147,7 @@ class MemoryBus:
                     return
 
     def _group(self, name: str) -> MemoryGroup:
-        return self._groups.setdefault(name, MemoryGroup(name, self._log, self.before_commit))
+        return self._groups.setdefault(name, MemoryGroup(name, self.log, self.before_commit))
 
 
 class MemoryReader:

@@ -1,7 +1,8 @@
 """What the log in memory holds: topics, their records by offset, and who waits for the next one.
 
 Invariants: an offset is given once and never again; what `trim` removed and what another's transaction marked are no
-records, but their offsets stay. Knows no consumer group and no codec. One event loop, one process.
+records, but their offsets stay. `trim` plays the retention, `mark` the end of a transaction, `rewrite` a failing disk;
+`copy` gives two logs one past. Knows no consumer group and no codec. One event loop, one process.
 """
 
 from __future__ import annotations

@@ -59,11 +59,11 @@ async def memory_kit() -> AsyncIterator[Kit]:
     bus = MemoryBus()
 
     async def trim(partition: TopicPartition, before: int) -> None:
-        bus.trim(partition, before)
+        bus.log.trim(partition, before)
 
     async def transact(partition: TopicPartition, value: bytes) -> None:
         await bus.publish(partition.topic, value, partition=partition.partition)
-        bus.mark(partition)
+        bus.log.mark(partition)
 
     await bus.start()
     yield Kit(bus, trim, bus.expel, transact)

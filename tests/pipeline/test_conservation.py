@@ -11,7 +11,7 @@ import random
 import pytest
 from mortal import Fate
 from mortal_run import PARTS, MortalRun
-from synthetic_run import SAMPLES, run_config, small_model
+from synthetic_run import SAMPLES, run_config
 
 from infra.wire import unpack
 from schemas.arbiter import Arbiter, Ruling
@@ -22,14 +22,6 @@ from schemas.topics import DECISIONS, TASKS, TRAJECTORIES
 SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed >= 3 else ()) for seed in range(12)]
 ROWS = 40
 TOPICS = {topic.name: topic for topic in (TASKS, TRAJECTORIES, DECISIONS)}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """Return the directory of a small model."""
-    directory = tmp_path_factory.mktemp("model") / "m"
-    small_model(directory)
-    return directory
 
 
 def any_end(task):

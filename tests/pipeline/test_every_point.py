@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 from mortal import Fate
 from mortal_run import CLOCK, PARTS, MortalRun
-from synthetic_run import RUN, SAMPLES, decisions, run_config, small_model
+from synthetic_run import RUN, SAMPLES, decisions, run_config
 
 from rollmill.ledger import ledger
 from schemas.decisions import GroupDropped, StepDecided, live_decisions
@@ -22,14 +22,6 @@ ROWS, GROUPS = 8, 2
 
 SHARES = 24
 """A part's life is cut into so many; the default tests take some of them, the slow ones every instant."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """Return the directory of a small model."""
-    directory = tmp_path_factory.mktemp("model") / "m"
-    small_model(directory)
-    return directory
 
 
 async def trained(tmp_path, model, fates=None):

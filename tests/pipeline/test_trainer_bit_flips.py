@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic_run import RUN, SAMPLES, decisions, failure, memory_bus, run_config, small_model, task, trajectory
+from synthetic_run import RUN, SAMPLES, decisions, failure, memory_bus, run_config, task, trajectory
 
 from infra.claims import claimed
 from infra.clock import SystemClock
@@ -60,14 +60,6 @@ class Bit(NamedTuple):
 
 
 # ---- a log
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """Return the directory of a small model."""
-    directory = tmp_path_factory.mktemp("model") / "m"
-    small_model(directory)
-    return directory
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +128,7 @@ def flipped(data: bytes, bit: int) -> bytes:
 def flip(bus, which: Bit):
     """Flip a bit of the log; a second time puts it back."""
     if which.header is None:
-        bus.rewrite(LOG, which.offset, lambda value: flipped(value, which.bit))
+        bus.log.rewrite(LOG, which.offset, lambda value: flipped(value, which.bit))
         return
 
     def change(headers):
@@ -148,7 +140,7 @@ def flip(bus, which: Bit):
             value = flipped(value, which.bit)
         return (*headers[: which.header], (name, value), *headers[which.header + 1 :])
 
-    bus.rewrite_headers(LOG, which.offset, change)
+    bus.log.rewrite_headers(LOG, which.offset, change)
 
 
 def bits_of(record):

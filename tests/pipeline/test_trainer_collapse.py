@@ -15,7 +15,6 @@ from synthetic_run import (
     record_trajectories,
     records_of,
     run_config,
-    small_model,
 )
 
 from infra.bus import TopicPartition
@@ -31,14 +30,6 @@ from trainer.replay import replay
 CLOCK = SystemClock()
 FIRST_LINE = {0: 20, 2: 36, 4: 10, 6: 8}
 """Step -> successes of forty, until the run has gone back."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """Return the directory of a small model."""
-    directory = tmp_path_factory.mktemp("model") / "m"
-    small_model(directory)
-    return directory
 
 
 def collapsing(after=33):

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import numpy as np
 import pytest
-from synthetic_run import RUN, memory_bus, record_trajectories, run_config, small_model
+from synthetic_run import RUN, memory_bus, record_trajectories, run_config
 
 from infra.bus import TopicPartition
 from infra.clock import SystemClock
@@ -22,14 +22,6 @@ from trainer.story import read_story
 
 CLOCK = SystemClock()
 OTHER = "s"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """Return the directory of a small model."""
-    directory = tmp_path_factory.mktemp("model") / "m"
-    small_model(directory)
-    return directory
 
 
 async def copied(bus, edit=lambda trajectory: trajectory, order=lambda found: found):
@@ -99,7 +91,7 @@ async def test_a_changed_record_of_a_run_is_named(model, tmp_path):
     bus = await finished(model, tmp_path)
     _, member = await member_of(bus, 2)
     partition = TopicPartition(TRAJECTORIES.name, trajectories_of(RUN).partition)
-    bus.rewrite(partition, member.offset, lambda value: value.replace(b"made-up", b"Made-up", 1))
+    bus.log.rewrite(partition, member.offset, lambda value: value.replace(b"made-up", b"Made-up", 1))
 
     found = await diff(bus, CLOCK, RUN, RUN)
 

@@ -16,7 +16,6 @@ from synthetic_run import (
     record_trajectories,
     records_of,
     run_config,
-    small_model,
 )
 
 from infra.bus import TopicPartition
@@ -36,14 +35,6 @@ from trainer.replay import replay
 
 CLOCK = SystemClock()
 EVALUATION = Purpose.EVALUATION
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """Return the directory of a small model."""
-    directory = tmp_path_factory.mktemp("model") / "m"
-    small_model(directory)
-    return directory
 
 
 def config_of(tmp_path, model, name="one", **changes):

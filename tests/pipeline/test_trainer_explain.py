@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from synthetic_run import RUN, memory_bus, run_config, small_model, task, trajectory
+from synthetic_run import RUN, memory_bus, run_config, task, trajectory
 
 from infra.clock import SystemClock
 from infra.errors import ConfigError
@@ -15,14 +15,6 @@ from trainer import loop
 from trainer.explain import explain
 
 CLOCK = SystemClock()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """Return the directory of a small model."""
-    directory = tmp_path_factory.mktemp("model") / "m"
-    small_model(directory)
-    return directory
 
 
 class Log:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from synthetic_run import decisions, memory_bus, record_trajectories, run_config, small_model
+from synthetic_run import decisions, memory_bus, record_trajectories, run_config
 
 from infra.clock import SystemClock
 from infra.errors import ConfigError
@@ -21,14 +21,6 @@ from trainer.models import Shape, create_wordlevel_model
 from trainer.weights import weights_digest
 
 CLOCK = SystemClock()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """Return the directory of a small model."""
-    directory = tmp_path_factory.mktemp("model") / "m"
-    small_model(directory)
-    return directory
 
 
 async def train(config, bus, **options):

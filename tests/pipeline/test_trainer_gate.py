@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from suites import SUITE, MadeUpSuite
-from synthetic_run import decisions, memory_bus, record_trajectories, records_of, run_config, small_model
+from synthetic_run import decisions, memory_bus, record_trajectories, records_of, run_config
 
 from infra.bus import TopicPartition
 from infra.clock import SystemClock
@@ -18,14 +18,6 @@ from trainer import loop
 from trainer.gate import GateRefused
 
 CLOCK = SystemClock()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """Return the directory of a small model."""
-    directory = tmp_path_factory.mktemp("model") / "m"
-    small_model(directory)
-    return directory
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from synthetic_run import (
     memory_bus,
     record_trajectories,
     run_config,
-    small_model,
     told,
 )
 
@@ -68,14 +67,6 @@ MOMENTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """Return the directory of a small model."""
-    directory = tmp_path_factory.mktemp("model") / "m"
-    small_model(directory)
-    return directory
-
-
 class Calm:
     """A run that nothing disturbed."""
 
@@ -121,7 +112,7 @@ async def train(config, bus, fate, **options):
 async def same_log(calm):
     """Return a bus that holds the trajectories of the calm run, and no decision."""
     bus = await memory_bus()
-    bus.copy(calm.bus, TRAJECTORIES.name)
+    bus.log.copy(calm.bus.log, TRAJECTORIES.name)
     return bus
 
 

@@ -14,7 +14,6 @@ from synthetic_run import (
     memory_bus,
     records_of,
     run_config,
-    small_model,
 )
 
 from infra.bus import TopicPartition
@@ -33,14 +32,6 @@ from trainer.replay import replay
 CLOCK = SystemClock()
 GROUPS = 2
 LAGS = pytest.mark.parametrize("max_lag", [0, 1, 8])
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """Return the directory of a small model."""
-    directory = tmp_path_factory.mktemp("model") / "m"
-    small_model(directory)
-    return directory
 
 
 def mixed(draw):

@@ -14,7 +14,6 @@ from synthetic_run import (
     record_trajectories,
     records_of,
     run_config,
-    small_model,
     task,
     trajectory,
 )
@@ -45,14 +44,6 @@ from trainer.run_lock import RunLock
 from trainer.weights import load_model, weight_bytes, weights_digest
 
 CLOCK = SystemClock()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """Return the directory of a small model."""
-    directory = tmp_path_factory.mktemp("model") / "m"
-    small_model(directory)
-    return directory
 
 
 async def train(config, bus, **options):

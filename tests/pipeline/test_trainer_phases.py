@@ -17,7 +17,6 @@ from synthetic_run import (
     memory_bus,
     records_of,
     run_config,
-    small_model,
     task,
     trajectory,
 )
@@ -35,14 +34,6 @@ from trainer.replay import replay
 
 CLOCK = SystemClock()
 CURRICULUM = {"horizons": [4, 8, 12], "weights": [{"format": 1.0}, {}, {}], "success": 0.4, "success_groups": 7}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """Return the directory of a small model."""
-    directory = tmp_path_factory.mktemp("model") / "m"
-    small_model(directory)
-    return directory
 
 
 def config_of(tmp_path, model, name="one", **changes):

@@ -10,7 +10,6 @@ from synthetic_run import (
     memory_bus,
     record_trajectories,
     run_config,
-    small_model,
 )
 
 from infra.bus import TopicPartition
@@ -25,14 +24,6 @@ from trainer.replay import replay
 
 CLOCK = SystemClock()
 LOG = TopicPartition(TRAJECTORIES.name, partition_for(RUN, TRAJECTORIES.partitions))
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """Return the directory of a small model."""
-    directory = tmp_path_factory.mktemp("model") / "m"
-    small_model(directory)
-    return directory
 
 
 async def trained(model, tmp_path, *, process=False, **changes):
@@ -106,7 +97,7 @@ async def test_a_changed_reward_is_named_and_later_steps_are_judged_for_themselv
     step = next(d for _, d in await decisions(bus) if isinstance(d, StepDecided) and d.step == 2)
     member = step.members[0]
     # One bit: the first letter of the family's name turns into a capital.
-    bus.rewrite(LOG, member.offset, lambda value: value.replace(b"made-up", b"Made-up", 1))
+    bus.log.rewrite(LOG, member.offset, lambda value: value.replace(b"made-up", b"Made-up", 1))
 
     report = await replay(bus, CLOCK, RUN)
 
@@ -121,7 +112,7 @@ async def test_an_unreadable_record_is_named_by_what_is_missing(model, tmp_path)
     bus = await trained(model, tmp_path)
     step = next(d for _, d in await decisions(bus) if isinstance(d, StepDecided))
     member = step.members[-1]
-    bus.rewrite(LOG, member.offset, lambda _: b"rubbish")
+    bus.log.rewrite(LOG, member.offset, lambda _: b"rubbish")
 
     report = await replay(bus, CLOCK, RUN)
 
@@ -136,7 +127,7 @@ async def test_a_forged_decision_is_named(model, tmp_path):
     partition = TopicPartition(DECISIONS.name, partition_for(RUN, DECISIONS.partitions))
     offset, step = next((o, d) for o, d in await decisions(bus) if isinstance(d, StepDecided))
     forged = msgspec.structs.replace(step, members=step.members[1:])
-    bus.rewrite(partition, offset, lambda _: encode(forged))
+    bus.log.rewrite(partition, offset, lambda _: encode(forged))
 
     report = await replay(bus, CLOCK, RUN)
 

@@ -15,7 +15,6 @@ from synthetic_run import (
     record_trajectories,
     records_of,
     run_config,
-    small_model,
 )
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -27,14 +26,6 @@ from schemas.topics import METRICS
 from trainer import loop
 
 CLOCK = SystemClock()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """Return the directory of a small model."""
-    directory = tmp_path_factory.mktemp("model") / "m"
-    small_model(directory)
-    return directory
 
 
 async def trained(config, *, bus=None, **options):

@@ -15,7 +15,6 @@ from synthetic_run import (
     record_trajectories,
     records_of,
     run_config,
-    small_model,
 )
 
 from infra.bus import TopicPartition
@@ -33,14 +32,6 @@ from trainer.replay import replay
 
 CLOCK = SystemClock()
 SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed >= 3 else ()) for seed in range(16)]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """Return the directory of a small model."""
-    directory = tmp_path_factory.mktemp("model") / "m"
-    small_model(directory)
-    return directory
 
 
 async def train(config, bus, fate=None, **options):
@@ -148,7 +139,7 @@ async def test_a_trainer_that_is_killed_while_it_goes_back_or_later_decides_the_
     settings = {"back_to": draw.choice([0, 1, 2, 3]), "every": draw.choice([1, 2])}
     calm = await rolled_back(tmp_path / "calm", model, **settings)
     bus = await memory_bus()
-    bus.copy(calm, TRAJECTORIES.name)
+    bus.log.copy(calm.log, TRAJECTORIES.name)
     every = settings["every"]
     await train(configured(tmp_path, model, 4, every=every), bus)
     config, back_to = configured(tmp_path, model, 5, every=every), settings["back_to"]

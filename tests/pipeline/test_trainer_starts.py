@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from synthetic_run import RUN, decisions, memory_bus, record_trajectories, run_config, small_model
+from synthetic_run import RUN, decisions, memory_bus, record_trajectories, run_config
 
 from infra.clock import SystemClock
 from infra.errors import ConfigError
@@ -18,14 +18,6 @@ CLOCK = SystemClock()
 
 LIMIT_S = 300.0
 """Longest wait for a training that takes seconds."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """Return the directory of a small model."""
-    directory = tmp_path_factory.mktemp("model") / "m"
-    small_model(directory)
-    return directory
 
 
 class Manifest:

@@ -11,7 +11,6 @@ from synthetic_run import (
     memory_bus,
     record_trajectories,
     run_config,
-    small_model,
 )
 
 from infra.clock import SystemClock
@@ -20,14 +19,6 @@ from trainer import loop
 from trainer.what_if import what_if
 
 CLOCK = SystemClock()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """Return the directory of a small model."""
-    directory = tmp_path_factory.mktemp("model") / "m"
-    small_model(directory)
-    return directory
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from synthetic_run import (
     memory_bus,
     record_trajectories,
     run_config,
-    small_model,
     task,
 )
 
@@ -43,14 +42,6 @@ from trainer.replay import replay
 
 CLOCK = SystemClock()
 PREFIX = "two-trainers."
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """Return the directory of a small model."""
-    directory = tmp_path_factory.mktemp("model") / "m"
-    small_model(directory)
-    return directory
 
 
 async def train(config, bus, **options):

@@ -86,7 +86,7 @@ async def test_a_partition_whose_beginning_was_removed_is_read_from_there(bus, e
     """Retention is no loss here."""
     for sample in range(4):
         await say(bus, event(FINISHED, -9, sample=sample))
-    bus.trim(TopicPartition(EVENTS.name, 0), 2)
+    bus.log.trim(TopicPartition(EVENTS.name, 0), 2)
 
     assert {"run": {"finished": 2}} == counts(await rebuilt(bus))
 

@@ -95,7 +95,7 @@ async def test_letters_of_other_causes_and_places_do_not_count(bus):
 
 async def test_a_record_that_left_the_log_has_no_letter(bus):
     """The others have theirs."""
-    bus.trim(PART, 5)
+    bus.log.trim(PART, 5)
 
     assert [1, 0] == [await letters_of(bus).bury(PART, found) for found in (conflicts(4, 7), conflicts(3))]
     assert [7] == [one.original.offset for one in await dead(bus)]

@@ -384,7 +384,7 @@ async def test_a_start_that_retention_removed_is_an_error(bus, clock, end):
     """Half a run would be no run."""
     await two_groups(end)
     await groups(bus, clock, consumer="me")
-    bus.trim(TopicPartition(TRAJECTORIES.name, PARTITION), 3)
+    bus.log.trim(TopicPartition(TRAJECTORIES.name, PARTITION), 3)
 
     with pytest.raises(OffsetLost, match="offset 0 of trajectories"):
         await groups(bus, clock, consumer="me")

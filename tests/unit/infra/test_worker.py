@@ -259,7 +259,7 @@ async def test_a_marker_at_the_end_of_a_partition_is_no_lag_and_no_silence():
     bus = MemoryBus(clock)
     await bus.create_topics(TABLE)
     await publish_to(bus, 3, [0])
-    bus.mark(TopicPartition(TASKS.name, 3))
+    bus.log.mark(TopicPartition(TASKS.name, 3))
     worker = member(bus, opened, clock=clock, limits=Limits(poll_s=20.0, commit_every_s=20.0, drain_s=60.0))
     running = asyncio.create_task(worker.run())
     await wait_until(lambda: committed(bus), 2)

@@ -133,7 +133,7 @@ async def test_a_redrive_whose_tasks_have_left_the_log_is_known_by_its_outcomes(
         await Publisher(bus, bus.clock, "reaper").publish(TRAJECTORIES, outcome)
     await bus.clock.advance(STAGE_MS / 1000 + 1)
     for part, end in (await bus.end_offsets(TASKS.name)).items():
-        bus.trim(TopicPartition(TASKS.name, part), end)
+        bus.log.trim(TopicPartition(TASKS.name, part), end)
     report = await redriven(bus)
 
     assert [["g0"], ["g1"]] == [[one.redrive_of for one in those.values()] for those in (report.before, report.groups)]

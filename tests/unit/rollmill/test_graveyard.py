@@ -131,7 +131,7 @@ async def test_an_id_that_names_nothing_says_what_is_there(bus, name, says):
     """What retention removed is not there either."""
     await lay(bus, 3)
     await lay(bus, 3)
-    bus.trim(TopicPartition(DEAD.name, 3), 1)
+    bus.log.trim(TopicPartition(DEAD.name, 3), 1)
 
     with pytest.raises(ConfigError, match=says):
         await letter_at(bus, bus.clock, name)

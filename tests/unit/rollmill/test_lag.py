@@ -68,9 +68,9 @@ async def test_records_that_retention_removed_are_nobodys_work(bus):
     """Neither for a new group nor for one that was behind them."""
     await fill(bus, EPISODES, 10)
     await commit(bus, "run", EPISODES, 2)
-    bus.trim(TopicPartition(EPISODES.name, 0), 6)
+    bus.log.trim(TopicPartition(EPISODES.name, 0), 6)
     await fill(bus, TASKS, 4)
-    bus.trim(TopicPartition(TASKS.name, 0), 1)
+    bus.log.trim(TopicPartition(TASKS.name, 0), 1)
 
     assert (4, 3) == ((await lag(bus, "run")).lag, (await lag(bus, "init")).lag)
 

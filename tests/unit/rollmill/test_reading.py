@@ -52,7 +52,7 @@ async def test_an_empty_stretch_gives_nothing(bus):
 
 async def test_a_start_that_retention_has_removed_is_an_error(bus):
     """Reading on behind it would pass records over."""
-    bus.trim(FIRST, 2)
+    bus.log.trim(FIRST, 2)
     with pytest.raises(OffsetLost):
         await offsets(bus, {FIRST: 1}, {FIRST: 4})
 

@@ -99,6 +99,6 @@ async def test_what_the_log_has_forgotten_is_not_called_unknown():
     """Tasks are kept for a week, outcomes for longer."""
     log = await Log().fill()
     for partition, end in (await log.bus.end_offsets(TASKS.name)).items():
-        log.bus.trim(TopicPartition(TASKS.name, partition), end)
+        log.bus.log.trim(TopicPartition(TASKS.name, partition), end)
 
     assert (await log.why("r/g/0")).endswith("; the oldest tasks are no longer in the log")

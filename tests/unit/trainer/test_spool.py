@@ -99,7 +99,7 @@ async def test_a_record_that_changed_meanwhile_is_an_error(log):
     bus, records = log
     spool, terminals = spooled(bus, records, 0)
     other = msgspec.structs.replace(records[3].message, transcript=transcript(77))
-    bus.rewrite(trajectories_of("r"), terminals[3].offset, lambda _: encode(other))
+    bus.log.rewrite(trajectories_of("r"), terminals[3].offset, lambda _: encode(other))
 
     with pytest.raises(ChangedLog, match=f"offset {terminals[3].offset} .* no longer holds the same record"):
         await spool.fill(step_of(terminals))
