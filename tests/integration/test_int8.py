@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
-LIMIT_S = 540
-"""For the installation, and for the work."""
+from tests.foreign_packages import install, side
 
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory):
     """Return a folder with torchao: beside our packages, for `peft` imports it wherever it finds it."""
-    folder = tmp_path_factory.mktemp("torchao")
-    uv = Path(sys.executable).with_name("uv")
-    command = [uv, "pip", "install", "--quiet", "--python", sys.executable, "--target", folder, "--no-deps"]
-    done = subprocess.run([*command, "torchao==0.18.0"], capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert done.returncode == 0, f"torchao could not be installed: {done.stderr}"
-    return folder
+    return install(tmp_path_factory.mktemp("torchao"), "torchao==0.18.0", alone=True)
 
 
 @pytest.mark.slow
 @pytest.mark.integration
 def test_an_int8_folder_is_small_loads_as_it_is_and_says_what_it_is(packages, tmp_path):
     """It speaks like the version it was made from, on a CPU."""
-    side = [sys.executable, ROOT / "tests" / "integration" / "int8_side.py", packages, tmp_path]
-    done = subprocess.run(
-        side, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = side("int8_side.py", packages, tmp_path)
 
     assert found["weight_bytes"] < 0.35 * found["whole_bytes"]
     assert found["int8_layers"] == 3 * 7

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from infra.convert.verl import verl_batch
+from tests.foreign_packages import install, side
 from tests.made_up_groups import made_up_groups
 from trainer.advantages import outcome_advantages
 from trainer.config import Estimator
-
-ROOT = Path(__file__).parents[2]
 
 VERL = (
     *("verl==0.9.1", "tensordict==0.15.3", "ray==2.60.0", "omegaconf==2.4.0", "hydra-core==1.3.8"),
@@ -26,31 +21,18 @@ VERL = (
 )
 """verl and what importing its DataProto and its estimators needs beside torch; all it depends on would be gigabytes."""
 
-LIMIT_S = 540
-"""For the installation, and for verl's work; importing it takes a minute on a busy machine."""
-
 
 @pytest.fixture(scope="module")
 def verl(tmp_path_factory):
     """Return a folder with verl: beside our packages, never among them."""
-    folder = tmp_path_factory.mktemp("verl")
-    uv = Path(sys.executable).with_name("uv")
-    command = [uv, "pip", "install", "--quiet", "--python", sys.executable, "--target", folder, "--no-deps", *VERL]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert done.returncode == 0, f"verl could not be installed: {done.stderr}"
-    return folder
+    return install(tmp_path_factory.mktemp("verl"), *VERL, alone=True)
 
 
 @pytest.mark.slow
 @pytest.mark.integration
 def test_verl_takes_a_converted_batch_and_its_advantages_are_ours(verl):
     """GRPO, Dr. GRPO and RLOO, group by group; cutting and joining the batch leaves it as it was."""
-    side = [sys.executable, ROOT / "tests" / "integration" / "verl_side.py", verl]
-    done = subprocess.run(
-        side, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = side("verl_side.py", verl)
 
     groups = made_up_groups(count=6)
     ours = verl_batch(groups, pad_token_id=0)
