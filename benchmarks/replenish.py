@@ -45,7 +45,8 @@ from schemas.messages import Episode, Rollout, Trajectory
 from schemas.outcome import Completed, StopReason
 from schemas.topics import CONTROL, TABLE, TRAJECTORIES
 from stages.wiring import eval_stage, init_stage, run_stage
-from trainer.config import AlgorithmConfig, StopConfig
+from trainer.algorithm_config import AlgorithmConfig
+from trainer.config import StopConfig
 from trainer.credit import credit
 from trainer.groups import AssemblerState, GroupAssembler, Step
 from trainer.rules import GroupRules

@@ -24,8 +24,8 @@ import torch
 
 from benchmarks.result import Result
 from benchmarks.rounds import interleaved
+from trainer.algorithm_config import AlgorithmConfig
 from trainer.batching import MicroBatch, TokenSequence, micro_batches
-from trainer.config import AlgorithmConfig
 from trainer.importance import ImportanceRule, importance_weights
 from trainer.learner import Learner
 from trainer.loss import LossRules, TokenBatch, policy_loss

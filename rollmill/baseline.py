@@ -17,7 +17,8 @@ from producers.sources import describe, make_source
 from rollmill.manifest import manifest_of
 from stages.handlers.registry import handler
 from stages.handlers.rules import play, rule_of
-from trainer.config import BaselineRule, RunConfig
+from trainer.config import RunConfig
+from trainer.guards_config import BaselineRule
 
 log = logging.getLogger(__name__)
 

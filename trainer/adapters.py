@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from infra.errors import ConfigError
+from trainer.algorithm_config import AlgorithmConfig, Lora
 from trainer.batching import MicroBatch
-from trainer.config import AlgorithmConfig, Lora
 from trainer.forward import sampled_logprobs
 from trainer.policy import Policy, Tensors
 from trainer.ranks import ALONE, Ranks

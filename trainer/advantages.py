@@ -32,7 +32,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trainer.config import Estimator, Overlong
+from trainer.algorithm_config import Estimator, Overlong
 
 Advantages = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]

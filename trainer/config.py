@@ -1,9 +1,9 @@
 """A run's configuration: one TOML file, `--set a.b=c` over it, checked once, frozen.
 
-Every limit has a name, a unit and a sentence. Batch and mini-batch count groups, lag counts trainer steps. Paths in
-the file are relative to the file. What is written here is copied into `TrainerStarted`, so that replay needs no file.
-This module does not know torch, and imports nothing slow: the command line reads a configuration before anything
-else starts.
+Every limit has a name, a unit and a sentence. The longest sections have modules of their own (`algorithm_config.py`,
+`guards_config.py`). Paths in the file are relative to the file. What is written here is copied into `TrainerStarted`,
+so that replay needs no file. This module does not know torch, and imports nothing slow: the command line reads a
+configuration before anything else starts.
 """
 
 from __future__ import annotations
@@ -11,76 +11,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from infra.errors import ConfigError
-from infra.settings import Given, apply_override, explain, given_by, plain_texts, read_toml
-from schemas.decisions import Action
+from infra.settings import Given, apply_override, explain, given_by, read_toml
 from schemas.identity import RUN_CHARS, run_name
 from trainer import presets
+from trainer.algorithm_config import AlgorithmConfig, synchronous
+from trainer.config_types import INT64, Count, Frozen, NonNegative, Positive, Whole
+from trainer.guards_config import GuardsConfig
 
-MOST = 2**31 - 1
-"""Largest number of anything that is counted."""
-
-INT64 = 2**63 - 1
-"""Largest number that a record holds."""
-
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1, le=MOST)]
-Whole = Annotated[int, Field(ge=0, le=MOST)]
 Name = Annotated[str, AfterValidator(run_name)]
-NonNegative = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
 
 RUN_SET = "--run-set"
 """Option that overrides a value of RUN.toml."""
 
 PLAN = "plan"
 """Section of RUN.toml that is not part of a run's configuration (`plan_config.py`)."""
-
-
-class Filter(StrEnum):
-    """What must differ between siblings for a group to be trained on."""
-
-    SUCCESS = "success"
-    """The unshaped success: groups that all fail or all succeed teach nothing."""
-    REWARD = "reward"
-    """The shaped reward."""
-    OFF = "off"
-    """Nothing: every complete group is kept."""
-
-
-class Estimator(StrEnum):
-    """How rewards become advantages."""
-
-    GRPO = "grpo"
-    """Reward less the group's mean, over its standard deviation; without the latter it is Dr. GRPO."""
-    RLOO = "rloo"
-    """Reward less the mean of the other siblings."""
-    REINFORCE_PLUS_PLUS = "reinforce++"
-    """Reward less the mean of the step's samples, over their standard deviation: no group is needed, and a
-    `filter` other than `off` only decides what is worth its tokens."""
-    GAE = "gae"
-    """Rewards beside a value head's estimates (PPO): no siblings are needed (`samples = 1` wants `filter = "off"`), but
-    the model is."""
-
-    @property
-    def needs_model(self) -> bool:
-        """Tell whether advantages come from more than rewards, so that replay cannot make them again."""
-        return self is Estimator.GAE
-
-
-class Late(StrEnum):
-    """What becomes of tokens that lag more than `max_lag`."""
-
-    MASK = "mask"
-    """They are left out of the loss; their sample stays in its group's baseline."""
-    WAIT = "wait"
-    """There are none: a step waits while it would leave a group behind that could not be used in time."""
-    DROP = "drop"
-    """Their whole group is dropped; slow tasks are dropped most, which the metrics show by family and length."""
 
 
 class OnNoVariance(StrEnum):
@@ -94,201 +43,6 @@ class OnNoVariance(StrEnum):
     """The step is made of the groups that are there; without any the run ends."""
 
 
-class Correction(StrEnum):
-    """How the difference between engine and trainer weighs a token's loss (`importance.py` says what each is)."""
-
-    TOKEN = "token"  # noqa: S105 - of a language model
-    """Truncated importance sampling, token by token."""
-    SEQUENCE = "sequence"
-    """The same with one ratio per sequence."""
-    SEQUENCE_MASK = "sequence_mask"
-    """Sequences whose ratio exceeds the cap are left out."""
-    ICEPOP = "icepop"
-    """Tokens whose ratio lies outside two bounds are left out."""
-    OFF = "off"
-    """No weight."""
-
-
-class LossLevel(StrEnum):
-    """What counts the same in the loss."""
-
-    TOKEN = "token"  # noqa: S105 - of a language model
-    """Every trained token of the mini-batch: long samples weigh more (DAPO)."""
-    SAMPLE = "sample"
-    """Every sample: its tokens share its weight (GRPO as first published)."""
-
-
-class Frozen(BaseModel):
-    """A part of the configuration: no unknown keys, no changes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _texts(cls, values: Any) -> Any:
-        return plain_texts(values)
-
-
-class Overlong(Frozen):
-    """Soft punishment of long answers, added to the shaped reward."""
-
-    max_tokens: Count
-    """Sampled tokens of an episode at which the punishment reaches -1."""
-    cache_tokens: Count
-    """The punishment begins this many tokens before `max_tokens`."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.cache_tokens > self.max_tokens:
-            raise ValueError("cache_tokens must not exceed max_tokens")
-        return self
-
-
-class Lora(Frozen):
-    """Low-rank adapters: the model stays as it is; what is trained is a product of two narrow matrices beside it."""
-
-    rank: Count = 16
-    """Width of the product."""
-    alpha: Count = 32
-    """The product counts alpha / rank times."""
-    dropout: Annotated[float, Field(ge=0, le=0)] = 0.0
-    """Only 0: with dropout the ratio would compare two different functions."""
-    targets: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
-    """Layers with an adapter, by the end of their names; or all linear ones but the output layer."""
-
-
-class AlgorithmConfig(Frozen):
-    """What is trained on, and how."""
-
-    groups: Count = 8
-    """Groups in one trainer step, exactly."""
-    samples: Count = 8
-    """Siblings per group."""
-    max_lag: Whole = 1
-    """Most trainer steps between the weights that sampled a token and those it trains; 0 is synchronous."""
-    replayed: bool = False
-    """Train on what another run's weights sampled (`rollmill replay --into`): it counts as `max_lag` steps old."""
-    late: Late = Late.MASK
-    """What becomes of tokens beyond `max_lag`. A synchronous run always waits."""
-    filter: Filter = Filter.SUCCESS
-    """What must differ between siblings."""
-    keep_solved: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the groups without variance whose siblings all succeeded that is kept all the same: they have no
-    advantage and serve the KL term. Which ones follows from their ids."""
-    min_siblings: Count | None = None
-    """Fewest completed siblings of a group that is trained on; all of them unless given."""
-    estimator: Estimator = Estimator.GRPO
-    """How rewards become advantages."""
-    std: bool = True
-    """Divide by the standard deviation (off with `grpo` is Dr. GRPO); `rloo` never does."""
-    credit: Literal["turn", "token"] = "turn"
-    """With `gae`: what has an advantage of its own, turns or sampled tokens."""
-    gamma: Share = 1.0
-    """With `gae`: discount per turn."""
-    gae_lambda: Share = 0.95
-    """With `gae`: weight of what comes later, per turn; 1 has little bias and much variance."""
-    bootstrap_truncated: bool = True
-    """With `gae`: an episode that a limit cut off goes on with the value of its last state; otherwise it ends there."""
-    value_coefficient: NonNegative = 0.1
-    """With `gae`: weight of the value head's loss beside the policy's."""
-    value_clip: NonNegative = 0.2
-    """With `gae`: farthest from its value at step start that the loss rewards a value to move; 0 is any distance."""
-    value_lr: Positive | None = None
-    """With `gae`: learning rate of the value head; it rises and decays as `lr` does, and is `lr` unless given."""
-    overlong: Overlong | None = None
-    """Soft punishment of long answers; off unless given."""
-    shuffle_seed: int | None = None
-    """A control: siblings trade their shaped rewards, by this seed, before anything is made of them, and there is
-    nothing to learn; off unless given."""
-
-    epochs: Count = 2
-    """Passes over a step's batch."""
-    minibatches: Count = 2
-    """Optimizer steps per pass."""
-    clip_low: Positive = 0.2
-    """The ratio is clipped below 1 - clip_low."""
-    clip_high: Positive = 0.28
-    """The ratio is clipped above 1 + clip_high."""
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """Bound on the loss of bad actions that became much likelier; off unless given (10 is customary)."""
-    old: Literal["trainer", "rollout"] = "trainer"
-    """Where the ratio's denominator comes from: recomputed at step start, or as recorded (then `tis_cap` is unused)."""
-    correction: Correction = Correction.TOKEN
-    """How the difference between engine and trainer weighs a token's loss."""
-    tis_cap: NonNegative = 2.0
-    """Cap of the importance weight between trainer and engine; 0 is off."""
-    icepop: tuple[Positive, Positive] = (0.5, 5.0)
-    """Ratios between trainer and engine that `correction = "icepop"` keeps: the smallest and the largest."""
-    level: LossLevel = LossLevel.TOKEN
-    """What counts the same in the loss: tokens or samples."""
-    overlong_filter: bool = False
-    """Truncated samples count in their group's baseline, but none of their tokens is trained on."""
-    entropy_floor: Positive | None = None
-    """Nats per sampled token: below it the loss rewards entropy, the more the further below; off unless given."""
-    entropy_weight: NonNegative = 0.01
-    """Weight of the entropy term where the policy has no entropy left; it falls to 0 at `entropy_floor`."""
-    kl: NonNegative = 0.0
-    """Weight of the KL term to the model the run began with; 0 is off and loads no second model."""
-    kl_kind: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the KL term."""
-    ref_reset: Count | None = None
-    """Every so many trainer steps the KL term's model becomes the policy of that step, and the optimizer forgets its
-    momenta (ProRL); never unless given."""
-
-    lora: Lora | None = None
-    """Train adapters instead of the model's own weights; the whole model unless given."""
-    lr: Positive = 3e-4
-    """Learning rate of AdamW."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """Momenta of AdamW."""
-    weight_decay: NonNegative = 0.0
-    """Decoupled weight decay."""
-    warmup: Whole = 0
-    """Optimizer steps over which the learning rate rises to `lr`."""
-    decay: Count | None = None
-    """Optimizer steps after the rise over which the rate falls to `lr_floor` along a cosine; constant unless given."""
-    lr_floor: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of `lr` at which the decay ends."""
-    clip_norm: Positive = 1.0
-    """Largest norm of the gradient."""
-    micro_tokens: Count = 4096
-    """Tokens of one forward pass, padding included: bounds memory, never changes the gradient."""
-    batching: Literal["buckets", "packing"] = "buckets"
-    """How a pass is filled, which never changes the gradient either: with sequences of like length, padded; or with
-    any, one behind the other. Packing pads nothing, and its attention costs the square of a whole pass."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of the forward and backward pass; weights, optimizer, log-probs and losses stay float32."""
-    activation_checkpointing: bool = False
-    """Keep no activations of the layers but compute them again on the way back: less memory, a third more time."""
-
-    temperature: Positive = 1.0
-    """Sampling temperature, stamped on groups at admission."""
-    horizon: Count = 16
-    """Most turns of an episode, stamped on groups at admission."""
-
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
-        if self.minibatches > self.groups:
-            raise ValueError(f"{self.groups} groups cannot be split into {self.minibatches} mini-batches")
-        if self.min_siblings is not None and self.min_siblings > self.samples:
-            raise ValueError(f"min_siblings = {self.min_siblings} exceeds samples = {self.samples}")
-        if self.icepop[0] >= self.icepop[1]:
-            raise ValueError(f"icepop = {list(self.icepop)} keeps nothing: the first bound must be the smaller one")
-        if self.ref_reset is not None and not self.kl:
-            raise ValueError("ref_reset without kl: there is no reference to reset")
-        return self
-
-    @property
-    def siblings_needed(self) -> int:
-        """Fewest completed siblings of a group that is trained on."""
-        return self.samples if self.min_siblings is None else self.min_siblings
-
-
-def synchronous(algorithm: AlgorithmConfig) -> AlgorithmConfig:
-    """Return rules under which a run without lag waits, whatever they say of late groups."""
-    return algorithm if algorithm.max_lag else algorithm.model_copy(update={"late": Late.WAIT})
-
-
 Weights = dict[str, Annotated[float, Field(allow_inf_nan=False)]]
 """Component of the reward -> its factor."""
 
@@ -296,7 +50,7 @@ Weights = dict[str, Annotated[float, Field(allow_inf_nan=False)]]
 class RewardsConfig(Frozen):
     """How much the parts of a reward count, stamped on groups at admission; as the family gives them unless given."""
 
-    weights: Weights = {}
+    weights: Weights = Field(default_factory=dict)
     """Factor of a component; 1 unless named. `repeated_actions` and `long_actions` are minus the number of such turns,
     for any family, and count only where they are named; `process` is the factor of the turns' rewards."""
     long_action: Annotated[int, Field(ge=0)] = 0
@@ -390,58 +144,6 @@ class EvaluationConfig(Frozen):
     """A task of the suite that was not started so long after its publication is missing, seconds."""
 
 
-class GuardRule(Frozen):
-    """When a guard raises an alarm, and what follows."""
-
-    bound: float
-    """Figures beyond it are not as they should be; `guards.py` says which side that is."""
-    steps: Count = 3
-    """Trainer steps in a row that must be beyond it."""
-    action: Action = Action.TELL
-    """What follows: a record and a warning (`tell`), half the learning rate (`slow`), an earlier version with half the
-    learning rate (`back`), or the run's end (`stop`)."""
-
-
-class BaselineRule(Frozen):
-    """What training has to beat: a policy that nobody trained."""
-
-    bound: Share | None = None
-    """Its mean success."""
-    rule: str | None = None
-    """Name of a scripted rule of the family; `rollmill train` plays it on the run's tasks to find the bound."""
-    tasks: Count = 200
-    """Tasks that the rule plays."""
-    steps: Count = 50
-    """Trainer steps in a row without a mean success above the bound."""
-    action: Action = Action.TELL
-    """What follows."""
-
-    @model_validator(mode="after")
-    def _known(self) -> Self:
-        if self.bound is None and self.rule is None:
-            raise ValueError(
-                "give `bound`, a mean success, or `rule`, the name of a scripted rule that is to be played"
-            )
-        return self
-
-
-class GuardsConfig(Frozen):
-    """What is watched for a policy that goes astray; none of it unless given."""
-
-    entropy: GuardRule | None = None
-    """Entropy below the bound, nats per sampled token."""
-    repetition: GuardRule | None = None
-    """Share of an episode's n-grams of sampled tokens that occurred in it before, above the bound."""
-    ngram: Count = 4
-    """Tokens of an n-gram there."""
-    farming: GuardRule | None = None
-    """Mean reward of the samples that failed above the bound, process rewards included."""
-    kl: GuardRule | None = None
-    """KL to the reference above the bound, nats per token; measured where `algorithm.kl` is above 0."""
-    baseline: BaselineRule | None = None
-    """Mean success of the last `stop.success_groups` groups not above that of a rule."""
-
-
 class WriterName(StrEnum):
     """A program that draws a run's figures."""
 
@@ -507,7 +209,7 @@ class RunConfig(Frozen):
     """What changes from phase to phase."""
     rewards: RewardsConfig = RewardsConfig()
     """How much the parts of a reward count."""
-    tasks: dict[str, Any] = {}
+    tasks: dict[str, Any] = Field(default_factory=dict)
     """For the producer of the run's tasks; the trainer only records it."""
     evaluation: EvaluationConfig | None = None
     """What is played with the versions to know how good they are; nothing unless given."""

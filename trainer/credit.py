@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from schemas.control import Credit
-from trainer.config import AlgorithmConfig, CurriculumConfig, Late, RewardsConfig
+from trainer.algorithm_config import AlgorithmConfig, Late
+from trainer.config import CurriculumConfig, RewardsConfig
 from trainer.curriculum import AS_GRADED, phase_after, stamp
 from trainer.rules import CONSTANT
 

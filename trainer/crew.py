@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.config import AlgorithmConfig, RunConfig
+from trainer.algorithm_config import AlgorithmConfig
+from trainer.config import RunConfig
 from trainer.learner import Learner
 from trainer.ranks import ALONE, Ranks
 from trainer.step_batch import StepBatch

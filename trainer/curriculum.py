@@ -20,7 +20,8 @@ from typing import TypeVar
 
 from schemas.message import Part
 from schemas.messages import Shaping
-from trainer.config import AlgorithmConfig, CurriculumConfig, RewardsConfig
+from trainer.algorithm_config import AlgorithmConfig
+from trainer.config import CurriculumConfig, RewardsConfig
 
 T = TypeVar("T")
 

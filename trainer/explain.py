@@ -18,7 +18,7 @@ from infra.clock import Clock
 from infra.control import ControlView, control_now
 from infra.trajectories import read_run, trajectories_of
 from schemas.control import Cancel, Credit, Cursor
-from trainer.config import AlgorithmConfig
+from trainer.algorithm_config import AlgorithmConfig
 from trainer.decision_log import read_started
 from trainer.groups import AssemblerState, Dropped, Event, GroupAssembler, Step
 from trainer.history import History, rules_of

@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from trainer.config import AlgorithmConfig
+from trainer.algorithm_config import AlgorithmConfig
 
 Doubles = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.float32]

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from infra.errors import RollmillError
 from schemas.scores import Scores
-from trainer.config import AlgorithmConfig, Filter
+from trainer.algorithm_config import AlgorithmConfig, Filter
 
 log = logging.getLogger(__name__)
 

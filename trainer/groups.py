@@ -33,7 +33,7 @@ from schemas.batch import batch_digest
 from schemas.decisions import DropReason, Member, SampleRef, StepDecided
 from schemas.message import Part
 from trainer.advantages import Advantages, advantage_digest, step_advantages
-from trainer.config import Late
+from trainer.algorithm_config import Late
 from trainer.curriculum import PhaseState
 from trainer.group import Group, OpenGroup
 from trainer.pacing import Pacing, PacingState

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from schemas.decisions import Action, Guard
-from trainer.config import BaselineRule, GuardRule, GuardsConfig
+from trainer.guards_config import BaselineRule, GuardRule, GuardsConfig
 from trainer.terminal import Terminal
 
 SUCCEEDED = 0.5

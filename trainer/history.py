@@ -30,7 +30,8 @@ from schemas.decisions import (
     undone_by,
 )
 from schemas.scores import Purpose
-from trainer.config import AlgorithmConfig, CurriculumConfig, Lora, StopConfig
+from trainer.algorithm_config import AlgorithmConfig, Lora
+from trainer.config import CurriculumConfig, StopConfig
 from trainer.groups import Script
 from trainer.rules import GroupRules
 from trainer.state import TrainerState

@@ -22,7 +22,7 @@ from typing import Self
 
 import torch
 
-from trainer.config import AlgorithmConfig, Correction
+from trainer.algorithm_config import AlgorithmConfig, Correction
 
 Tensor = torch.Tensor
 

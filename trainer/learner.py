@@ -23,8 +23,8 @@ import torch
 
 from infra.errors import ConfigError
 from trainer.adapters import AdaptedPolicy
+from trainer.algorithm_config import AlgorithmConfig, LossLevel
 from trainer.batching import MicroBatch, TokenSequence, micro_batches
-from trainer.config import AlgorithmConfig, LossLevel
 from trainer.forward import SampledTokens, require_apart
 from trainer.importance import ImportanceRule, importance_weights
 from trainer.loss import LossRules, TokenBatch, policy_loss

@@ -15,7 +15,7 @@ from pydantic import ValidationError, model_validator
 
 from infra.errors import ConfigError
 from infra.settings import explain
-from trainer.config import Count, Frozen
+from trainer.config_types import Count, Frozen
 
 CONFIG_KEYS: Mapping[str, str] = {
     "layers": "num_hidden_layers",

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 
 from infra.errors import ConfigError
 from infra.settings import Given, explain
-from trainer.config import Count, Frozen, NonNegative, Positive
+from trainer.config_types import Count, Frozen, NonNegative, Positive
 
 Share = Annotated[float, Field(gt=0, le=1)]
 

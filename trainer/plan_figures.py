@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trainer.config import AlgorithmConfig, Filter
+from trainer.algorithm_config import AlgorithmConfig, Filter
 from trainer.plan import HOUR_S, Planned, retained_bytes
 from trainer.plan_memory import disk_bytes, host_bytes, trained_count
 from trainer.plan_work import PEAK_TFLOPS, episodes_of_step, forward_flops, in_flight, step_flops

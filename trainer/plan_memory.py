@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.config import AlgorithmConfig
+from trainer.algorithm_config import AlgorithmConfig
 from trainer.model_shape import ModelShape
 from trainer.plan_config import PlanConfig
 from trainer.plan_work import Tokens

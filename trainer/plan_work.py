@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from trainer.config import AlgorithmConfig, Filter
+from trainer.algorithm_config import AlgorithmConfig, Filter
 from trainer.model_shape import ModelShape
 from trainer.plan_config import PlanConfig
 

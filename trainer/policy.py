@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
+from trainer.algorithm_config import AlgorithmConfig
 from trainer.batching import MicroBatch
-from trainer.config import AlgorithmConfig
 from trainer.forward import SampledTokens, sampled_logprobs, sampled_tokens
 from trainer.ranks import ALONE, Ranks
 from trainer.weights import checkpoint_activations, file_bytes, load_model, read_weights, stored_names

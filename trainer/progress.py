@@ -17,7 +17,8 @@ from infra.clock import Clock
 from infra.trajectories import trajectories_of
 from schemas.decisions import DropReason
 from schemas.telemetry import MetricPoint, Metrics
-from trainer.config import Filter, StopConfig
+from trainer.algorithm_config import Filter
+from trainer.config import StopConfig
 from trainer.exclusion import Exclusion
 from trainer.groups import Dropped, GroupAssembler, Step
 from trainer.idle import IdleTime

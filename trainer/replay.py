@@ -20,7 +20,7 @@ from infra.trajectories import read_run
 from schemas.batch import batch_digest
 from schemas.decisions import DropReason, StepDecided
 from trainer.advantages import soft_overlong
-from trainer.config import AlgorithmConfig
+from trainer.algorithm_config import AlgorithmConfig
 from trainer.curriculum import PhaseState
 from trainer.decision_log import read_started
 from trainer.evidence import Evidence

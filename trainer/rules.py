@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from schemas.decisions import DropReason
-from trainer.config import AlgorithmConfig, CurriculumConfig, Estimator, Filter, Late, OnNoVariance, StopConfig
+from trainer.algorithm_config import AlgorithmConfig, Estimator, Filter, Late
+from trainer.config import CurriculumConfig, OnNoVariance, StopConfig
 from trainer.curriculum import PhaseRules
 from trainer.group import Group
 

@@ -20,7 +20,7 @@ import torch
 
 from infra.errors import ConfigError
 from trainer.batching import MicroBatch, TokenSequence, micro_batches
-from trainer.config import Count, Frozen, NonNegative, Positive
+from trainer.config_types import Count, Frozen, NonNegative, Positive
 from trainer.forward import sampled_logprobs
 from trainer.weights import load_model, weight_bytes, weights_digest, write_model_directory
 

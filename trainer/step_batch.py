@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainer.advantages import Advantages
+from trainer.algorithm_config import AlgorithmConfig
 from trainer.batching import TokenSequence, sequences
-from trainer.config import AlgorithmConfig
 from trainer.gae import Episode, episode_rewards
 from trainer.groups import Step
 from trainer.terminal import Terminal

@@ -16,7 +16,7 @@ from schemas.messages import Trajectory
 from schemas.outcome import Completed
 from schemas.transcript import SampledSpan, Transcript
 from trainer.advantages import soft_overlong
-from trainer.config import Overlong
+from trainer.algorithm_config import Overlong
 
 OTHER_RUN = -1
 """In place of a version: the weights were another run's."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from trainer.algorithm_config import AlgorithmConfig
 from trainer.batching import MicroBatch, TokenSequence
-from trainer.config import AlgorithmConfig
 from trainer.forward import SampledTokens
 from trainer.gae import Episode, GaeRules, token_credit
 from trainer.ranks import ALONE, Ranks

@@ -22,7 +22,7 @@ from infra.clock import Clock
 from infra.errors import ConfigError
 from infra.settings import apply_override, explain, given_by, unknown
 from schemas.decisions import DropReason
-from trainer.config import AlgorithmConfig, synchronous
+from trainer.algorithm_config import AlgorithmConfig, synchronous
 from trainer.decision_log import read_started
 from trainer.groups import AssemblerState, Dropped, GroupAssembler, Script, Step
 from trainer.history import History, stop_of

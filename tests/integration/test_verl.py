@@ -11,7 +11,7 @@ from infra.convert.verl import verl_batch
 from tests.foreign_packages import install, side
 from tests.made_up_groups import made_up_groups
 from trainer.advantages import outcome_advantages
-from trainer.config import Estimator
+from trainer.algorithm_config import Estimator
 
 VERL = (
     *("verl==0.9.1", "tensordict==0.15.3", "ray==2.60.0", "omegaconf==2.4.0", "hydra-core==1.3.8"),

@@ -32,7 +32,7 @@ from tests.fast_clock import FastClock
 from tests.logs import read_all, wait_until
 from tests.pipeline.faulty import FaultyPolicy
 from trainer import loop
-from trainer.config import AlgorithmConfig
+from trainer.algorithm_config import AlgorithmConfig
 from trainer.credit import credit
 from trainer.models import Shape, create_wordlevel_model
 

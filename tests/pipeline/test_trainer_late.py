@@ -26,7 +26,7 @@ from schemas.partition import partition_for
 from schemas.topics import TRAJECTORIES
 from tests.logs import wait_until
 from trainer import loop
-from trainer.config import Late
+from trainer.algorithm_config import Late
 from trainer.replay import replay
 
 CLOCK = SystemClock()

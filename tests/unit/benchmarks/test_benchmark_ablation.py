@@ -5,7 +5,8 @@ from click.testing import CliRunner
 
 from benchmarks.ablation import ALL_ON, VARIANTS, Interval, command, page
 from benchmarks.learning import Learnt, Run, run_toml
-from trainer.config import AlgorithmConfig, Filter, LossLevel, make_config
+from trainer.algorithm_config import AlgorithmConfig, Filter, LossLevel
+from trainer.config import make_config
 from trainer.evaluation import Played, scores
 from trainer.replay import ReplayReport
 

@@ -7,7 +7,7 @@ import random
 from synthetic_log import START, end, failed, rules
 
 from schemas.decisions import StepDecided
-from trainer.config import Late
+from trainer.algorithm_config import Late
 from trainer.groups import Dropped, GroupAssembler, Step
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.unit.trainer.synthetic_batch import batch
-from trainer.config import AlgorithmConfig
+from trainer.algorithm_config import AlgorithmConfig
 from trainer.crew import LeadingLearner, Load, follow
 from trainer.learner import Learner
 from trainer.ranks import ALONE, ranks_here

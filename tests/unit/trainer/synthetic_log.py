@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from trainer.config import Estimator, Filter
+from trainer.algorithm_config import Estimator, Filter
 from trainer.groups import AssemblerState
 from trainer.rules import GroupRules
 from trainer.terminal import Terminal

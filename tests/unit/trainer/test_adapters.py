@@ -9,8 +9,9 @@ from infra.errors import ConfigError
 from infra.inference.local_server.weights import read_weights, swap_weights
 from tests.unit.trainer.synthetic_batch import VOCABULARY, batch, create_model
 from trainer.adapters import merged, put_adapters, without_adapters
+from trainer.algorithm_config import AlgorithmConfig, Lora
 from trainer.batching import micro_batches
-from trainer.config import AlgorithmConfig, Lora, make_config
+from trainer.config import make_config
 from trainer.forward import sampled_logprobs
 from trainer.learner import Learner
 from trainer.model_shape import ModelShape

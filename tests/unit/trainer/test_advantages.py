@@ -18,7 +18,7 @@ from trainer.advantages import (
     soft_overlong,
     step_advantages,
 )
-from trainer.config import Estimator, Overlong
+from trainer.algorithm_config import Estimator, Overlong
 
 VERL = json.loads(Path(__file__).with_name("verl_reference.json").read_text())
 """What verl computes for the same rewards; `verl_reference.py` made it."""

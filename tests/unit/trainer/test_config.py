@@ -1,16 +1,8 @@
 import pytest
 
 from infra.errors import ConfigError
-from trainer.config import (
-    AlgorithmConfig,
-    CheckpointConfig,
-    Estimator,
-    Filter,
-    Overlong,
-    RunConfig,
-    StopConfig,
-    load_config,
-)
+from trainer.algorithm_config import AlgorithmConfig, Estimator, Filter, Overlong
+from trainer.config import CheckpointConfig, RunConfig, StopConfig, load_config
 
 MINIMAL = 'run = "r"\nmodel = "m"\ndirectory = "d"\n'
 

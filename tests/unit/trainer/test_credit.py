@@ -1,6 +1,6 @@
 import pytest
 
-from trainer.config import AlgorithmConfig
+from trainer.algorithm_config import AlgorithmConfig
 from trainer.credit import credit
 
 

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from infra.errors import ConfigError
 from rollmill.manifest import manifest_of
 from schemas.messages import Shaping
-from trainer.config import AlgorithmConfig, CurriculumConfig, RewardsConfig, make_config
+from trainer.algorithm_config import AlgorithmConfig
+from trainer.config import CurriculumConfig, RewardsConfig, make_config
 from trainer.credit import credit
 from trainer.curriculum import PhaseRules, PhaseState, Stamp, final_stamp, phase_after, phases, stamp
 

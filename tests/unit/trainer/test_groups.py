@@ -7,7 +7,7 @@ from paced_run import as_decided
 from synthetic_log import START, end, failed, random_log, rules
 
 from schemas.decisions import DropReason
-from trainer.config import Filter
+from trainer.algorithm_config import Filter
 from trainer.groups import Dropped, GroupAssembler, Script, ScriptBroken, Step
 from trainer.terminal import OTHER_RUN
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from infra.errors import ConfigError
 from schemas.decisions import Action, Alarm, Branch, Guard, RunEnded, StepDecided, TrainerStarted
-from trainer.config import GuardsConfig, make_config
+from trainer.config import make_config
 from trainer.guards import Figures, judge, recent_success, unearned
+from trainer.guards_config import GuardsConfig
 from trainer.history import History
 from trainer.repetition import mean_repetition, repetition
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config import AlgorithmConfig, Correction
+from trainer.algorithm_config import AlgorithmConfig, Correction
 from trainer.importance import ImportanceRule, importance_weights
 
 RATIOS = [0.5, 1.0, 4.0]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from trainer.algorithm_config import AlgorithmConfig
 from trainer.batching import TokenSequence, micro_batches
-from trainer.config import AlgorithmConfig
 from trainer.forward import sampled_logprobs
 from trainer.learner import Interrupted, Learner, StepBatch
 from trainer.models import Shape, create_wordlevel_model

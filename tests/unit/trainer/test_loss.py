@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config import Correction
+from trainer.algorithm_config import Correction
 from trainer.importance import ImportanceRule, importance_weights
 from trainer.loss import LossRules, TokenBatch, clipped_objective, kl_estimate, policy_loss
 

@@ -9,7 +9,7 @@ from paced_run import PacedRun, as_decided
 from synthetic_log import START, end, failed, rules
 
 from schemas.decisions import DropReason
-from trainer.config import Late
+from trainer.algorithm_config import Late
 from trainer.groups import AssemblerState, Dropped, GroupAssembler, Script, Step
 from trainer.pacing import Pacing, PacingState
 

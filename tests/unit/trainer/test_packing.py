@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from synthetic_batch import VOCABULARY, batch, create_model
 
 from infra.errors import ConfigError
+from trainer.algorithm_config import AlgorithmConfig
 from trainer.batching import TokenSequence, micro_batches
-from trainer.config import AlgorithmConfig
 from trainer.forward import require_apart, sampled_tokens
 from trainer.learner import Learner
 from trainer.loss import LossRules, TokenBatch, policy_loss

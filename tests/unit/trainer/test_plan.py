@@ -7,7 +7,8 @@ import pytest
 
 from infra.errors import ConfigError
 from schemas.transcript import check
-from trainer.config import PLAN, AlgorithmConfig, CurriculumConfig, Lora, make_config, read_run
+from trainer.algorithm_config import AlgorithmConfig, Lora
+from trainer.config import PLAN, CurriculumConfig, make_config, read_run
 from trainer.model_shape import ModelShape, shape_of
 from trainer.plan import Planned, retained_bytes
 from trainer.plan_config import PlanConfig, make_plan_config

@@ -7,7 +7,7 @@ from synthetic_log import START, end, rules
 
 from infra.errors import ConfigError
 from trainer.advantages import step_advantages
-from trainer.config import Estimator
+from trainer.algorithm_config import Estimator
 from trainer.group import Group
 from trainer.groups import GroupAssembler
 from trainer.shuffle import shuffled

@@ -5,7 +5,7 @@ import pytest
 from synthetic_log import end, rules
 from synthetic_tokens import transcript
 
-from trainer.config import AlgorithmConfig, Estimator
+from trainer.algorithm_config import AlgorithmConfig, Estimator
 from trainer.groups import AssemblerState, GroupAssembler
 from trainer.step_batch import step_batch
 

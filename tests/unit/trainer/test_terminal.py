@@ -8,7 +8,7 @@ from infra.wire import Received
 from schemas.codec import decode, encode
 from schemas.messages import Trajectory
 from tests.golden.samples import SAMPLES
-from trainer.config import Overlong
+from trainer.algorithm_config import Overlong
 from trainer.terminal import terminal
 
 GRADED = SAMPLES["rollmill.trajectory"]

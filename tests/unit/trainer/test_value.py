@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load
 
 from infra.errors import ConfigError
+from trainer.algorithm_config import AlgorithmConfig
 from trainer.batching import TokenSequence, micro_batches
-from trainer.config import AlgorithmConfig
 from trainer.forward import SampledTokens, sampled_logprobs, sampled_tokens
 from trainer.gae import Episode
 from trainer.learner import Learner
