@@ -25,7 +25,7 @@ CASES = {
 
 
 def train(name, model, directory, ranks):
-    """Make two steps, go on from their checkpoint with another learner, make two more; return the metrics of all."""
+    """Make two steps, go on from their checkpoint with another learner, make two more; return the figures of all."""
     load = Load(model=model, algorithm=AlgorithmConfig(**{**ALGORITHM, **CASES[name]}), seed=7, threads=1, device="cpu")
     kind = Learner if ranks is ALONE else LeadingLearner
     ranks.tell(load)
@@ -40,7 +40,7 @@ def train(name, model, directory, ranks):
     metrics += [second.step(batch(number)) for number in (3, 4)]
     (directory / f"{name}.trained").write_bytes(second.trained_weights())
     (directory / f"{name}.published").write_bytes(second.weights())
-    return [asdict(each) for each in metrics]
+    return [{name: value for name, value in asdict(each).items() if value is not None} for each in metrics]
 
 
 def main(model, directory):
