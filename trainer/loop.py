@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from infra.clock import Clock
 from infra.errors import RollmillError
 from infra.trajectories import read_trajectory, trajectories_of
 from infra.wire import Publisher, Received
-from schemas.decisions import Branch, GroupDropped, RowSuccess, RunEnded, StepDecided, TrainerStarted
+from schemas.decisions import Branch, RunEnded, TrainerStarted
 from schemas.messages import Trajectory
 from schemas.topics import CONTROL, METRICS, TRAJECTORIES
 from trainer import checkpoint
@@ -42,10 +42,10 @@ from trainer.config import RunConfig
 from trainer.credit import credit
 from trainer.crew import load_learner
 from trainer.decision_log import DecisionLog, read_history
+from trainer.decision_records import check_same, group_dropped, step_decided
 from trainer.ending import Ending, ending
 from trainer.evaluating import Evaluations, points_of
 from trainer.evaluation import Evaluator
-from trainer.group import Group
 from trainer.groups import Dropped, Event, GroupAssembler, Step
 from trainer.guarding import Guarding
 from trainer.guards import Figures, recent_success, unearned
@@ -189,6 +189,7 @@ class Trainer:
         self._thread = LearnerThread()
         self._tokenizer = tokenizer_of(config)
         self._spool = Spool(bus, clock, config.run, config.buffer_bytes)
+        self._tell_rows = config.curriculum.difficulty is not None
         self._collapsed: str | None = None
         """Why the run ends, if it has collapsed for good or a guard ends it."""
         self._granted = -1
@@ -395,15 +396,7 @@ class Trainer:
     async def _drop(self, event: Dropped) -> None:
         if not event.recorded:
             await self._log.write(
-                GroupDropped(
-                    run=self._config.run,
-                    epoch=self._log.epoch,
-                    position=event.position,
-                    group=event.group.id,
-                    reason=event.reason,
-                    members=tuple(t.ref for t in event.group.completed),
-                    row=next(iter(self._rows([event.group])), None),
-                )
+                group_dropped(event, run=self._config.run, epoch=self._log.epoch, tell_rows=self._tell_rows)
             )
         self._spool.drop(t.offset for t in event.group.completed)
         self._meter.drop(event)
@@ -412,7 +405,9 @@ class Trainer:
         if step.missing:
             log.warning("step %d lacks %d groups: %s", step.number, step.missing, self._meter.why_no_step())
         if step.recorded is None:
-            await self._log.write(self._decision(step))
+            await self._log.write(
+                step_decided(step, run=self._config.run, epoch=self._log.epoch, tell_rows=self._tell_rows)
+            )
         else:
             check_same(step, step.recorded)
         self._show(phase="training")
@@ -444,28 +439,6 @@ class Trainer:
         await self._publisher.publish(METRICS, self._meter.metrics(points))
         self._show()
         self._report.step(filled, points)
-
-    def _decision(self, step: Step) -> StepDecided:
-        return StepDecided(
-            run=self._config.run,
-            epoch=self._log.epoch,
-            step=step.number,
-            position=step.position,
-            members=step.members,
-            digest=step.digest,
-            advantage_digest=step.advantage_digest,
-            buffered=step.buffered,
-            missing=step.missing,
-            phase=step.phase,
-            rows=tuple(self._rows(step.groups)),
-        )
-
-    def _rows(self, groups: Iterable[Group]) -> Iterator[RowSuccess]:
-        """Yield what groups of the feeder achieved, if it chooses rows by that."""
-        if self._config.curriculum.difficulty is not None:
-            for group in groups:
-                if group.admission is not None and group.completed:
-                    yield RowSuccess(row=group.row, success=group.success)
 
     def _learn(self, step: Step) -> StepMetrics:
         """Train on a step; blocking."""
@@ -600,15 +573,3 @@ class Trainer:
     def _show(self, **changes: object) -> None:
         self._meter.now = replace(self._meter.now, **changes)  # type: ignore[arg-type]
         self._on_progress(self._meter.now)
-
-
-def check_same(step: Step, recorded: StepDecided) -> None:
-    """Raise RollmillError unless a step that is made again is the one that was recorded."""
-    if (step.digest, step.advantage_digest) == (recorded.digest, recorded.advantage_digest):
-        return
-    pairs = zip(step.members, recorded.members, strict=False)
-    first = next((f"{ours} is now, {theirs} was recorded" for ours, theirs in pairs if ours != theirs), "advantages")
-    raise RollmillError(
-        f"step {step.number} cannot be made again as it was recorded; first difference: {first}. If the reward's "
-        f"shaping or the estimator was changed, change it back until the recorded steps are made"
-    )

@@ -6,8 +6,8 @@ import random
 
 from synthetic_log import START, end, failed, rules
 
-from schemas.decisions import StepDecided
 from trainer.algorithm_config import Late
+from trainer.decision_records import step_decided
 from trainer.groups import Dropped, GroupAssembler, Step
 
 
@@ -96,14 +96,4 @@ class PacedRun:
 
 def as_decided(step, epoch=0):
     """Return a step as it is written down."""
-    return StepDecided(
-        run="r",
-        epoch=epoch,
-        step=step.number,
-        position=step.position,
-        members=step.members,
-        digest=step.digest,
-        advantage_digest=step.advantage_digest,
-        buffered=step.buffered,
-        missing=step.missing,
-    )
+    return step_decided(step, run="r", epoch=epoch, tell_rows=False)
