@@ -8,15 +8,17 @@ from contextlib import suppress
 
 import numpy as np
 
+from infra.bus import TopicPartition
 from infra.clock import SystemClock
 from infra.control import ControlView
 from infra.memory import MemoryBus
 from infra.wire import Publisher, unpack
 from schemas.control import Credit, PolicyVersion
-from schemas.decisions import Branch, GroupDropped, RunEnded, StepDecided, VersionPublished, live_decisions
+from schemas.decisions import Alarm, Branch, GroupDropped, RunEnded, StepDecided, VersionPublished, live_decisions
 from schemas.messages import Task, Trajectory
 from schemas.outcome import Boundary, Cancelled, Completed, Failed, FailureKind
-from schemas.topics import TABLE, TASKS, TRAJECTORIES
+from schemas.partition import partition_for
+from schemas.topics import METRICS, TABLE, TASKS, TRAJECTORIES
 from schemas.transcript import SampledSpan, Sampling, Transcript, Turn, pack_logprobs, pack_tokens
 from trainer import checkpoint
 from trainer.config import make_config
@@ -161,6 +163,35 @@ def _process(number, sample):
 async def decisions(bus, run=RUN):
     """Return every decision in the log, live or not."""
     return await read_decisions(bus, SystemClock(), run)
+
+
+async def live(bus):
+    """Return the live decisions."""
+    return [decision for _, decision in live_decisions(await decisions(bus))]
+
+
+async def points(bus):
+    """Return the run's points of `metrics`."""
+    partition = TopicPartition("metrics", partition_for(RUN, METRICS.partitions))
+    return [point for message in await records_of(bus, METRICS, partition) for point in message.points]
+
+
+async def course(bus):
+    """Return how the run went: its steps, versions, returns, alarms and ends, as the live decisions have them."""
+    said = []
+    for decision in await live(bus):
+        match decision:
+            case StepDecided():
+                said.append((decision.step, decision.position, decision.digest))
+            case VersionPublished():
+                said.append((decision.step, decision.version, decision.digest))
+            case Branch():
+                said.append((decision.from_step, decision.position, decision.cause, decision.lr_scale))
+            case Alarm():
+                said.append((decision.step, decision.guard, decision.value, decision.action, decision.cause))
+            case RunEnded():
+                said.append(decision.reason)
+    return said
 
 
 def told(log):

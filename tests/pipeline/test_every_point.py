@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import pytest
 from mortal import Fate
 from mortal_run import CLOCK, PARTS, MortalRun
-from synthetic_run import RUN, SAMPLES, decisions, run_config
+from synthetic_run import RUN, SAMPLES, live, run_config
 
 from rollmill.ledger import ledger
-from schemas.decisions import GroupDropped, StepDecided, live_decisions
+from schemas.decisions import GroupDropped, StepDecided
 from trainer.replay import replay
 
 ROWS, GROUPS = 8, 2
@@ -60,15 +60,15 @@ WHOLE = Came(
 
 
 async def came_to(run):
-    live = [decision for _, decision in live_decisions(await decisions(run.bus))]
-    steps = [decision for decision in live if isinstance(decision, StepDecided)]
+    said = await live(run.bus)
+    steps = [decision for decision in said if isinstance(decision, StepDecided)]
     members = Counter((member.group, member.sample) for step in steps for member in step.members)
     books = await ledger(run.bus, CLOCK, RUN)
     return Came(
         steps=[step.step for step in steps],
         times=set(members.values()),
         samples=len(members),
-        dropped=[decision.group for decision in live if isinstance(decision, GroupDropped)],
+        dropped=[decision.group for decision in said if isinstance(decision, GroupDropped)],
         violations=books.violations,
         books=books.counts(),
         replays=(await replay(run.bus, CLOCK, RUN)).all_equal,

@@ -10,8 +10,11 @@ from suites import SUITE, MadeUpSuite
 from synthetic_run import (
     RUN,
     Killed,
+    course,
     decisions,
+    live,
     memory_bus,
+    points,
     record_trajectories,
     records_of,
     run_config,
@@ -19,10 +22,10 @@ from synthetic_run import (
 
 from infra.bus import TopicPartition
 from infra.clock import SystemClock
-from schemas.decisions import Branch, Evaluated, RunEnded, StepDecided, VersionPublished, live_decisions
+from schemas.decisions import Branch, Evaluated, StepDecided
 from schemas.dispositions import Disposition, dispositions
 from schemas.partition import partition_for
-from schemas.topics import METRICS, TRAJECTORIES
+from schemas.topics import TRAJECTORIES
 from trainer import loop
 from trainer.history import History
 from trainer.replay import replay
@@ -52,28 +55,10 @@ async def train(config, bus, suite, **options):
         return await loop.run(config, bus, CLOCK, evaluator=suite, **options)
 
 
-async def told(bus):
-    """Return what the live decisions say, but not who says it."""
-    said = []
-    for _, decision in live_decisions(await decisions(bus)):
-        match decision:
-            case StepDecided():
-                said.append((decision.step, decision.position, decision.digest))
-            case VersionPublished():
-                said.append((decision.step, decision.version, decision.digest))
-            case Branch():
-                said.append((decision.from_step, decision.position, decision.cause, decision.lr_scale))
-            case RunEnded():
-                said.append(decision.reason)
-    return said
-
-
 async def rates(bus):
     """Return step -> learning rates that it was trained with, one after the other."""
-    partition = TopicPartition("metrics", partition_for(RUN, METRICS.partitions))
-    points = [point for message in await records_of(bus, METRICS, partition) for point in message.points]
     found = {}
-    for point in points:
+    for point in await points(bus):
         if point.name == "trainer.learning_rate":
             found.setdefault(point.step, []).append(pytest.approx(point.value))
     return found
@@ -86,7 +71,7 @@ def calm(model, tmp_path_factory):
     async def whole():
         bus = await recorded_bus()
         await train(config_of(tmp_path_factory.mktemp("calm"), model), bus, collapsing())
-        return await told(bus)
+        return await course(bus)
 
     return asyncio.run(whole())
 
@@ -121,9 +106,9 @@ async def test_the_books_hold_what_was_undone(model, tmp_path):
     partition = TopicPartition("trajectories", partition_for(RUN, TRAJECTORIES.partitions))
     for offset, message in enumerate(await records_of(bus, TRAJECTORIES, partition)):
         first.setdefault((message.task.group, message.task.sample), (offset, message.outcome))
-    live = [decision for _, decision in live_decisions(await decisions(bus))]
-    ledger = dispositions(first, first, live, has_trainer=True)
-    undone = [d for d in live if isinstance(d, StepDecided)][2:7]
+    said = await live(bus)
+    ledger = dispositions(first, first, said, has_trainer=True)
+    undone = [d for d in said if isinstance(d, StepDecided)][2:7]
     assert ledger.violations == []
     assert ledger.counts()[Disposition.ROLLED_BACK] == sum(len(d.members) for d in undone)
 
@@ -152,7 +137,7 @@ async def test_a_trainer_killed_around_its_collapse_is_followed_by_one_that_does
 
     await train(config, bus, collapsing(), resume=True)
 
-    assert await told(bus) == calm
+    assert await course(bus) == calm
 
 
 async def test_a_run_that_collapses_again_ends(model, tmp_path):

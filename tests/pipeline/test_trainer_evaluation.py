@@ -12,7 +12,9 @@ from synthetic_run import (
     Killed,
     Sampler,
     decisions,
+    live,
     memory_bus,
+    points,
     record_trajectories,
     records_of,
     run_config,
@@ -22,11 +24,10 @@ from infra.bus import TopicPartition
 from infra.clock import SystemClock
 from infra.errors import ConfigError
 from schemas.control import PolicyVersion
-from schemas.decisions import Evaluated, RunEnded, StepDecided, VersionPublished, live_decisions
+from schemas.decisions import Evaluated, RunEnded, StepDecided, VersionPublished
 from schemas.dispositions import dispositions
-from schemas.partition import partition_for
 from schemas.scores import Purpose
-from schemas.topics import CONTROL, METRICS
+from schemas.topics import CONTROL
 from tests.logs import wait_until
 from trainer import checkpoint, loop
 from trainer.__main__ import command as trainer_command
@@ -46,16 +47,16 @@ async def train(config, bus, suite, **options):
         return await loop.run(config, bus, CLOCK, evaluator=suite, **options)
 
 
-async def live(bus, kind):
+async def of(bus, kind):
     """Return the live decisions of a kind."""
-    return [decision for _, decision in live_decisions(await decisions(bus)) if isinstance(decision, kind)]
+    return [decision for decision in await live(bus) if isinstance(decision, kind)]
 
 
 async def told(bus):
     """Return what was decided, without when an evaluation was noticed to have ended."""
-    steps = [(d.step, d.position, d.digest) for d in await live(bus, StepDecided)]
-    versions = [(d.step, d.version, d.digest) for d in await live(bus, VersionPublished)]
-    found = [(d.step, d.version, d.purpose, d.scores) for d in await live(bus, Evaluated)]
+    steps = [(d.step, d.position, d.digest) for d in await of(bus, StepDecided)]
+    versions = [(d.step, d.version, d.digest) for d in await of(bus, VersionPublished)]
+    found = [(d.step, d.version, d.purpose, d.scores) for d in await of(bus, Evaluated)]
     return steps, versions, found
 
 
@@ -77,13 +78,12 @@ async def test_the_versions_of_every_so_many_steps_are_evaluated_and_written_dow
     result = await train(config_of(tmp_path, model), bus, suite)
 
     assert [asked for asked in suite.asked if asked[0] is EVALUATION] == [(EVALUATION, n, n) for n in (0, 2, 4)]
-    found = [d for d in await live(bus, Evaluated) if d.purpose is EVALUATION]
+    found = [d for d in await of(bus, Evaluated) if d.purpose is EVALUATION]
     assert [(d.step, d.version, d.scores.success) for d in found] == [(0, 0, 0.5), (2, 2, 0.55), (4, 4, 0.6)]
     assert [type(d) for _, d in await decisions(bus)][-2:] == [Evaluated, RunEnded]
-    partition = TopicPartition("metrics", partition_for(RUN, METRICS.partitions))
-    points = [point for message in await records_of(bus, METRICS, partition) for point in message.points]
+    measured = await points(bus)
     success = [
-        (p.step, p.value) for p in points if p.name == "trainer.eval_success_mean" and p.labels["purpose"] != "gate"
+        (p.step, p.value) for p in measured if p.name == "trainer.eval_success_mean" and p.labels["purpose"] != "gate"
     ]
     assert success == [(0, 0.5), (2, 0.55), (4, 0.6)]
     assert (result.steps, result.version, result.best_step) == (4, 4, 4)
@@ -109,7 +109,7 @@ async def test_the_next_version_is_held_until_the_evaluation_has_ended(model, ca
     training = asyncio.create_task(train(config_of(tmp_path, model, "held"), held, suite))
 
     async def decided():
-        return len(await live(held, StepDecided))
+        return len(await of(held, StepDecided))
 
     await wait_until(decided, 3, limit_s=50)
     directory = config_of(tmp_path, model, "held").checkpoints_directory
@@ -128,7 +128,7 @@ async def test_evaluations_change_nothing_of_what_is_trained_on(model, tmp_path)
 
     assert (await told(plain))[:2] == (await told(evaluated))[:2]
     assert (await replay(evaluated, CLOCK, RUN)).all_equal
-    records = [decision for _, decision in live_decisions(await decisions(evaluated))]
+    records = await live(evaluated)
     assert not [v for v in dispositions({}, {}, records, has_trainer=True).violations if "never admitted" not in v]
 
 
@@ -144,7 +144,7 @@ async def test_a_trainer_that_died_while_it_evaluated_is_followed_by_one_that_do
     training = asyncio.create_task(train(config, bus, suite))
 
     async def beside():
-        return len(await live(bus, StepDecided))
+        return len(await of(bus, StepDecided))
 
     await wait_until(beside, min(step + 1, 4), limit_s=50)
     await wait_until(lambda: (EVALUATION, step, step) in suite.asked, True, limit_s=50)
@@ -166,9 +166,9 @@ async def test_an_error_of_the_evaluator_ends_the_trainer_and_a_resumed_one_goes
     with pytest.raises(Killed):
         await train(config, bus, suite, resume=True)
 
-    assert [d.step for d in await live(bus, Evaluated) if d.purpose is EVALUATION] == [0]
+    assert [d.step for d in await of(bus, Evaluated) if d.purpose is EVALUATION] == [0]
     await train(config, bus, suite, resume=True)
-    assert [d.step for d in await live(bus, Evaluated) if d.purpose is EVALUATION] == [0, 2, 4]
+    assert [d.step for d in await of(bus, Evaluated) if d.purpose is EVALUATION] == [0, 2, 4]
 
 
 async def test_a_trainer_that_waits_for_an_evaluation_notices_its_successor(model, tmp_path, monkeypatch):
@@ -183,7 +183,7 @@ async def test_a_trainer_that_waits_for_an_evaluation_notices_its_successor(mode
 
     with pytest.raises(Fenced):
         await first
-    assert sorted(d.step for d in await live(bus, Evaluated) if d.purpose is EVALUATION) == [0, 2, 4]
+    assert sorted(d.step for d in await of(bus, Evaluated) if d.purpose is EVALUATION) == [0, 2, 4]
 
 
 async def test_a_run_may_begin_to_evaluate_later_on(model, tmp_path):

@@ -15,23 +15,22 @@ from mortal import Fate, MortalBus, mortal
 from synthetic_run import (
     RUN,
     Killed,
+    course,
     decisions,
+    live,
     memory_bus,
+    points,
     record_trajectories,
-    records_of,
     run_config,
-    small_model,
     task,
     trajectory,
 )
 
-from infra.bus import TopicPartition
 from infra.clock import SystemClock
 from infra.errors import ConfigError
 from infra.wire import Publisher
-from schemas.decisions import Action, Alarm, Branch, Guard, RunEnded, StepDecided, VersionPublished, live_decisions
-from schemas.partition import partition_for
-from schemas.topics import METRICS, TRAJECTORIES
+from schemas.decisions import Action, Alarm, Guard
+from schemas.topics import TRAJECTORIES
 from schemas.transcript import pack_tokens
 from trainer import loop
 from trainer.history import History
@@ -40,14 +39,6 @@ from trainer.replay import replay
 CLOCK = SystemClock()
 TOO_FAST = {"lr": 0.1, "clip_norm": 100.0, "epochs": 4}
 """Makes a policy collapse within a few steps."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """Return the directory of a small model, whose policy is nearly uniform: about three nats."""
-    directory = tmp_path_factory.mktemp("model") / "m"
-    small_model(directory)
-    return directory
 
 
 async def recorded_bus(groups=100, **options):
@@ -70,37 +61,13 @@ async def train(config, bus, **options):
         return await loop.run(config, bus, CLOCK, **options)
 
 
-async def live(bus):
-    return [decision for _, decision in live_decisions(await decisions(bus))]
-
-
 async def alarms(bus):
     return [decision for decision in await live(bus) if isinstance(decision, Alarm)]
 
 
-async def points(bus, name):
+async def figures(bus, name):
     """Return (step, value, labels) of each point of a name."""
-    partition = TopicPartition("metrics", partition_for(RUN, METRICS.partitions))
-    found = [point for message in await records_of(bus, METRICS, partition) for point in message.points]
-    return [(point.step, point.value, point.labels) for point in found if point.name == name]
-
-
-async def told(bus):
-    """Return what the live decisions say, but not who says it."""
-    said = []
-    for decision in await live(bus):
-        match decision:
-            case StepDecided():
-                said.append((decision.step, decision.position, decision.digest))
-            case VersionPublished():
-                said.append((decision.step, decision.version, decision.digest))
-            case Branch():
-                said.append((decision.from_step, decision.position, decision.cause, decision.lr_scale))
-            case Alarm():
-                said.append((decision.step, decision.guard, decision.value, decision.action, decision.cause))
-            case RunEnded():
-                said.append(decision.reason)
-    return said
+    return [(point.step, point.value, point.labels) for point in await points(bus) if point.name == name]
 
 
 # ---- each guard, on a run that falls into what it watches
@@ -112,10 +79,10 @@ async def test_a_policy_whose_entropy_collapses_goes_back_with_half_the_rate(mod
     guards = {"entropy": {"bound": 1.0, "steps": 2, "action": "back"}}
     await train(run_config(tmp_path, model, algorithm=TOO_FAST, stop={"max_steps": 8}, guards=guards), bus)
 
-    entropies = await points(bus, "trainer.entropy_nats")
+    entropies = await figures(bus, "trainer.entropy_nats")
     assert entropies[0][1] > 2.5
     (branch, *_) = History.of(await decisions(bus)).branches
-    [(at, value, labels), *_] = await points(bus, "trainer.alarm_value")
+    [(at, value, labels), *_] = await figures(bus, "trainer.alarm_value")
     assert value < 1.0
     assert labels == {"guard": "entropy", "action": "back"}
     assert branch.from_step == at - 3
@@ -150,7 +117,7 @@ async def test_a_policy_that_runs_away_from_its_reference_is_slowed_down(model, 
     assert len(found) >= 2
     assert all(alarm.value > 0.05 for alarm in found)
     halved = [sum(alarm.step < step for alarm in found) for step in range(1, 6)]
-    rates = [rate for _, rate, _ in await points(bus, "trainer.learning_rate")]
+    rates = [rate for _, rate, _ in await figures(bus, "trainer.learning_rate")]
     assert rates == pytest.approx([0.05 / 2**times for times in halved])
 
 
@@ -169,7 +136,7 @@ async def test_episodes_that_repeat_themselves_are_told_of(model, tmp_path):
     assert (alarm.step, alarm.guard, alarm.action) == (2, Guard.REPETITION, Action.TELL)
     # Five sampled tokens have four pairs, of which one is new.
     assert alarm.value == pytest.approx(0.75)
-    assert [value for _, value, _ in await points(bus, "trainer.repetition_share")] == pytest.approx([0.75] * 4)
+    assert [value for _, value, _ in await figures(bus, "trainer.repetition_share")] == pytest.approx([0.75] * 4)
 
 
 async def test_a_policy_that_is_paid_without_doing_the_task_ends_the_run(model, tmp_path):
@@ -186,7 +153,7 @@ async def test_a_policy_that_is_paid_without_doing_the_task_ends_the_run(model, 
     cause = "samples that failed earned 0.6 in the mean, above 0.5, 2 steps in a row"
     assert (result.steps, result.reason) == (2, f"ended by its guard: {cause}")
     assert [alarm.cause for alarm in await alarms(bus)] == [cause]
-    assert [value for _, value, _ in await points(bus, "trainer.unearned_reward_mean")] == pytest.approx([0.6, 0.6])
+    assert [value for _, value, _ in await figures(bus, "trainer.unearned_reward_mean")] == pytest.approx([0.6, 0.6])
 
 
 async def test_a_policy_that_is_no_better_than_a_rule_is_told_of(model, tmp_path):
@@ -250,7 +217,7 @@ def never_killed(request, model, tmp_path_factory):
     async def whole():
         bus = await recorded_bus()
         await train(falling(tmp_path_factory.mktemp("calm"), model, "one", request.param), bus)
-        return await told(bus)
+        return await course(bus)
 
     return request.param, asyncio.run(whole())
 
@@ -271,4 +238,4 @@ async def test_a_trainer_killed_around_an_alarm_is_followed_by_one_that_does_the
     except Killed:
         await train(config, bus, resume=True)
 
-    assert await told(bus) == expected
+    assert await course(bus) == expected

@@ -4,11 +4,11 @@ import signal
 import sys
 
 import pytest
-from synthetic_run import RUN, decisions, record_trajectories, run_config, small_model
+from synthetic_run import RUN, decisions, live, record_trajectories, run_config, small_model
 
 from infra.clock import SystemClock
 from infra.kafka import KafkaBus
-from schemas.decisions import RunEnded, StepDecided, TrainerStarted, live_decisions
+from schemas.decisions import RunEnded, StepDecided, TrainerStarted
 from schemas.topics import TABLE
 from trainer.replay import replay
 
@@ -65,12 +65,12 @@ async def test_a_trainer_process_killed_between_steps_is_resumed_and_replays(tmp
         _, said = await asyncio.wait_for(second.communicate(), 180)
         assert second.returncode == 0, said.decode()
 
-        live = [decision for _, decision in live_decisions(await decisions(bus))]
+        said = await live(bus)
         report = await replay(bus, SystemClock(), RUN)
     finally:
         await bus.close()
 
-    assert sum(isinstance(d, TrainerStarted) for d in live) == 2
-    assert [d.step for d in live if isinstance(d, StepDecided)] == list(range(1, STEPS + 1))
-    assert isinstance(live[-1], RunEnded)
+    assert sum(isinstance(d, TrainerStarted) for d in said) == 2
+    assert [d.step for d in said if isinstance(d, StepDecided)] == list(range(1, STEPS + 1))
+    assert isinstance(said[-1], RunEnded)
     assert report.summary() == f"{STEPS}/{STEPS} digests equal"

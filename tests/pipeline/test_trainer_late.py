@@ -6,21 +6,13 @@ import asyncio
 from contextlib import suppress
 
 import pytest
-from synthetic_run import (
-    RUN,
-    Sampler,
-    SlowSampler,
-    decisions,
-    memory_bus,
-    records_of,
-    run_config,
-)
+from synthetic_run import RUN, Sampler, SlowSampler, decisions, live, memory_bus, records_of, run_config
 
 from infra.bus import TopicPartition
 from infra.clock import SystemClock
 from producers.reaper import Reaper
 from schemas.arbiter import Arbiter, Ruling
-from schemas.decisions import DropReason, GroupDropped, StepDecided, live_decisions
+from schemas.decisions import DropReason, GroupDropped, StepDecided
 from schemas.dispositions import Disposition, dispositions
 from schemas.partition import partition_for
 from schemas.topics import TRAJECTORIES
@@ -94,7 +86,7 @@ async def ledger(bus):
         task = message.task
         if arbiter.rule(task.group, task.sample, task.payload_digest, offset) is Ruling.ACCEPTED:
             accepted[task.group, task.sample] = (offset, message.outcome)
-    return dispositions(accepted, accepted, [d for _, d in live_decisions(await decisions(bus))], has_trainer=True)
+    return dispositions(accepted, accepted, await live(bus), has_trainer=True)
 
 
 @LAGS

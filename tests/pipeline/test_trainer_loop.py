@@ -10,7 +10,9 @@ from synthetic_run import (
     cancelled,
     decisions,
     failure,
+    live,
     memory_bus,
+    points,
     record_trajectories,
     records_of,
     run_config,
@@ -34,7 +36,7 @@ from schemas.decisions import (
 )
 from schemas.dispositions import Disposition, dispositions
 from schemas.partition import partition_for
-from schemas.topics import CONTROL, DECISIONS, METRICS, TRAJECTORIES
+from schemas.topics import CONTROL, DECISIONS, TRAJECTORIES
 from tests.logs import wait_until
 from trainer import loop
 from trainer.decision_log import Fenced
@@ -138,8 +140,8 @@ async def test_every_sample_is_in_one_place_and_none_is_a_remainder(model, tmp_p
     await train(run_config(tmp_path, model), bus)
 
     first = await accepted(bus)
-    live = [decision for _, decision in live_decisions(await decisions(bus))]
-    ledger = dispositions(first, first, live, has_trainer=True)
+    said = await live(bus)
+    ledger = dispositions(first, first, said, has_trainer=True)
 
     assert ledger.violations == []
     assert ledger.places.keys() == first.keys()
@@ -152,15 +154,14 @@ async def test_metrics_say_what_each_step_was_like(model, tmp_path):
     await record_trajectories(bus)
     await train(run_config(tmp_path, model), bus)
 
-    partition = TopicPartition("metrics", partition_for(RUN, METRICS.partitions))
-    points = [point for message in await records_of(bus, METRICS, partition) for point in message.points]
+    found = await points(bus)
 
-    names = {point.name for point in points}
+    names = {point.name for point in found}
     assert {"trainer.reward_mean", "trainer.groups_dropped", "trainer.entropy_nats", "trainer.idle_share"} <= names
     assert {"trainer.reward_component_mean", "trainer.mixed_share", "trainer.left_s"} <= names
-    causes = {point.labels["cause"] for point in points if point.name == "trainer.idle_cause_share"}
+    causes = {point.labels["cause"] for point in found if point.name == "trainer.idle_cause_share"}
     assert "publication" in causes
-    assert {point.step for point in points} == {1, 2, 3, 4}
+    assert {point.step for point in found} == {1, 2, 3, 4}
 
 
 async def test_records_of_other_runs_are_ignored(model, tmp_path):
@@ -333,7 +334,7 @@ async def test_a_finished_run_can_be_prolonged(model, tmp_path):
     longer = run_config(tmp_path, model, stop={"max_steps": 5}, algorithm={"groups": 1, "lr": 1e-5})
     result = await train(longer, bus, resume=True)
 
-    steps = [d for _, d in live_decisions(await decisions(bus)) if isinstance(d, StepDecided)]
+    steps = [d for d in await live(bus) if isinstance(d, StepDecided)]
     assert result.steps == 5
     assert [len({m.group for m in d.members}) for d in steps] == [2, 2, 1, 1, 1]
 
@@ -379,8 +380,8 @@ async def test_an_older_trainer_gives_up_when_another_takes_over(model, tmp_path
 
     with pytest.raises(Fenced, match="took run 'r' over"):
         await old
-    live = [d for _, d in live_decisions(await decisions(bus))]
-    assert not [d for d in live if isinstance(d, StepDecided)]
+    said = await live(bus)
+    assert not [d for d in said if isinstance(d, StepDecided)]
 
 
 async def test_two_trainers_in_one_directory_are_refused(model, tmp_path):

@@ -14,6 +14,7 @@ from synthetic_run import (
     Killed,
     Sampler,
     decisions,
+    live,
     memory_bus,
     records_of,
     run_config,
@@ -25,7 +26,7 @@ from infra.bus import TopicPartition
 from infra.clock import SystemClock
 from infra.wire import Publisher
 from schemas.control import Credit
-from schemas.decisions import GroupDropped, StepDecided, live_decisions
+from schemas.decisions import GroupDropped, StepDecided
 from schemas.messages import Shaping
 from schemas.partition import partition_for
 from schemas.topics import CONTROL, DECISIONS, TRAJECTORIES
@@ -61,7 +62,7 @@ async def train(config, bus, **options):
 
 async def phases(bus):
     """Return (step, phase after it, batch) of each live step."""
-    log = [decision for _, decision in live_decisions(await decisions(bus))]
+    log = await live(bus)
     return [(d.step, d.phase, d.digest) for d in log if isinstance(d, StepDecided)]
 
 
@@ -141,7 +142,7 @@ async def test_replay_finds_a_phase_that_does_not_follow_from_the_log(model, tmp
 async def outcomes(bus):
     """Return group -> (row, success) as decisions tell it."""
     found = {}
-    for _, decision in live_decisions(await decisions(bus)):
+    for decision in await live(bus):
         if isinstance(decision, StepDecided):
             groups = dict.fromkeys(member.group for member in decision.members)
             found |= dict(zip(groups, decision.rows, strict=bool(decision.rows)))

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from synthetic_run import RUN, decisions, memory_bus, record_trajectories, run_config, small_model
+from synthetic_run import RUN, decisions, live, memory_bus, record_trajectories, run_config, small_model
 
 from infra.clock import SystemClock
 from infra.kafka import KafkaBus
-from schemas.decisions import RunEnded, StepDecided, live_decisions
+from schemas.decisions import RunEnded, StepDecided
 from schemas.topics import TABLE
 from trainer.loop import run
 from trainer.replay import replay
@@ -104,7 +104,7 @@ async def test_two_ranks_of_which_one_is_killed_are_resumed_and_train_as_one_doe
             _, said = await asyncio.wait_for(launcher.communicate(), LIMIT_S)
         assert launcher.returncode == 0, said.decode()
 
-        live = [decision for _, decision in live_decisions(await decisions(bus))]
+        said = await live(bus)
         report = await replay(bus, SystemClock(), RUN)
     finally:
         await bus.close()
@@ -113,8 +113,8 @@ async def test_two_ranks_of_which_one_is_killed_are_resumed_and_train_as_one_doe
     await record_trajectories(memory, groups=ALL)
     await run(config, memory, SystemClock())
 
-    assert [d.step for d in live if isinstance(d, StepDecided)] == list(range(1, STEPS + 1))
-    assert isinstance(live[-1], RunEnded)
+    assert [d.step for d in said if isinstance(d, StepDecided)] == list(range(1, STEPS + 1))
+    assert isinstance(said[-1], RunEnded)
     assert report.summary() == f"{STEPS}/{STEPS} digests equal"
     wanted = last_weights(config.versions_directory)
     for name, tensor in last_weights(tmp_path / "two" / "versions").items():

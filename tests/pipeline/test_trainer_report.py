@@ -7,22 +7,18 @@ import asyncio
 import pytest
 from suites import SUITE, MadeUpSuite
 from synthetic_run import (
-    RUN,
     Killed,
     MortalBus,
-    decisions,
+    live,
     memory_bus,
+    points,
     record_trajectories,
-    records_of,
     run_config,
 )
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from infra.bus import TopicPartition
 from infra.clock import SystemClock
-from schemas.decisions import StepDecided, VersionPublished, live_decisions
-from schemas.partition import partition_for
-from schemas.topics import METRICS
+from schemas.decisions import StepDecided, VersionPublished
 from trainer import loop
 
 CLOCK = SystemClock()
@@ -37,7 +33,7 @@ async def trained(config, *, bus=None, **options):
         await loop.run(config, bus, CLOCK, **options)
     return [
         (decision.step, decision.digest)
-        for _, decision in live_decisions(await decisions(bus))
+        for decision in await live(bus)
         if isinstance(decision, StepDecided | VersionPublished)
     ]
 
@@ -90,12 +86,11 @@ async def test_tensorboard_has_each_steps_figures_as_metrics_has_them(model, tmp
     await trained(config, bus=bus, evaluator=MadeUpSuite(lambda step, version: 20 + step))
 
     curves = drawn(config)
-    partition = TopicPartition("metrics", partition_for(RUN, METRICS.partitions))
-    points = [point for message in await records_of(bus, METRICS, partition) for point in message.points]
+    published = await points(bus)
     for name, label in [("reward_mean", ""), ("loss", ""), ("eval_success_mean", "evaluation")]:
         expected = [
             (point.step, pytest.approx(point.value))
-            for point in points
+            for point in published
             if point.name == f"trainer.{name}" and label in {"", *point.labels.values()}
         ]
         assert sorted(curves[f"trainer/{name}{f'/{label}' if label else ''}"]) == expected

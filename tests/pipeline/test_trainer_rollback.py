@@ -7,22 +7,14 @@ import random
 
 import pytest
 from mortal import Fate, MortalBus, mortal
-from synthetic_run import (
-    RUN,
-    Killed,
-    decisions,
-    memory_bus,
-    record_trajectories,
-    records_of,
-    run_config,
-)
+from synthetic_run import RUN, Killed, decisions, live, memory_bus, record_trajectories, records_of, run_config
 
 from infra.bus import TopicPartition
 from infra.clock import SystemClock
 from infra.errors import ConfigError
 from schemas.arbiter import Arbiter
 from schemas.control import Credit, PolicyVersion
-from schemas.decisions import Branch, StepDecided, VersionPublished, live_decisions
+from schemas.decisions import Branch, StepDecided, VersionPublished
 from schemas.dispositions import Disposition, dispositions
 from schemas.partition import partition_for
 from schemas.topics import CONTROL, DECISIONS, TRAJECTORIES
@@ -52,10 +44,6 @@ async def rolled_back(tmp_path, model, *, back_to=2, every=1):
     await train(configured(tmp_path, model, 4, every=every), bus)
     await train(configured(tmp_path, model, 5, every=every), bus, rollback=back_to)
     return bus
-
-
-async def live(bus):
-    return [decision for _, decision in live_decisions(await decisions(bus))]
 
 
 async def ledger(bus):

@@ -6,15 +6,7 @@ import asyncio
 import sys
 
 import pytest
-from synthetic_run import (
-    RUN,
-    SAMPLES,
-    decisions,
-    memory_bus,
-    record_trajectories,
-    run_config,
-    task,
-)
+from synthetic_run import RUN, SAMPLES, decisions, live, memory_bus, record_trajectories, run_config, task
 
 from infra.clock import SystemClock
 from infra.control import ControlView
@@ -31,7 +23,6 @@ from schemas.decisions import (
     StepDecided,
     TrainerStarted,
     VersionPublished,
-    live_decisions,
 )
 from schemas.topics import CONTROL, DECISIONS, TABLE
 from tests.logs import wait_until
@@ -140,7 +131,7 @@ async def test_the_process_of_a_replaced_trainer_ends_with_a_message(model, tmp_
         await announced()
         await start("two", "--resume")
         _, said = await asyncio.wait_for(first.communicate(), 300)
-        live = [type(decision) for _, decision in live_decisions(await decisions(bus))]
+        said = [type(decision) for decision in await live(bus)]
     finally:
         for trainer in trainers:
             if trainer.returncode is None:
@@ -149,4 +140,4 @@ async def test_the_process_of_a_replaced_trainer_ends_with_a_message(model, tmp_
         await bus.close()
 
     assert (1, True) == (first.returncode, b"another trainer took run 'r' over" in said)
-    assert live.count(TrainerStarted) == 2
+    assert said.count(TrainerStarted) == 2

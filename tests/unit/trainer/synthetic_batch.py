@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from trainer.batching import TokenSequence
@@ -42,16 +44,25 @@ def batch(step=1, *, groups=4, siblings=3):
     return StepBatch(step=step, groups=tuple(made), episodes=tuple(episodes))
 
 
+def half_sampled(draw, length):
+    """Return a sequence of which about half was sampled, and one token at least."""
+    positions = np.flatnonzero(draw.random(length - 1) < 0.5).astype(np.int64) + 1
+    return _made_up(draw, length, positions if len(positions) else np.array([1]))
+
+
 def _sequence(draw, turns):
     positions = np.flatnonzero(np.arange(4 * turns) % 4 >= 2)
+    return replace(_made_up(draw, 4 * turns, positions), turns=np.repeat(np.arange(turns), 2))
+
+
+def _made_up(draw, length, positions):
     count = len(positions)
     return TokenSequence(
-        tokens=draw.integers(0, VOCABULARY, 4 * turns),
+        tokens=draw.integers(0, VOCABULARY, length),
         positions=positions,
         rollout=draw.normal(-3, 0.2, count).astype(np.float32),
         temperature=np.full(count, 0.7, dtype=np.float32),
         lag=np.zeros(count, dtype=np.int64),
         trained=(draw.random(count) < 0.9).astype(np.float32),
         advantage=float(draw.normal()),
-        turns=np.repeat(np.arange(turns), 2),
     )

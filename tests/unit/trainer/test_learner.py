@@ -3,23 +3,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from synthetic_batch import VOCABULARY, create_model
 
 from trainer.algorithm_config import AlgorithmConfig
 from trainer.batching import TokenSequence, micro_batches
 from trainer.forward import sampled_logprobs
 from trainer.learner import Interrupted, Learner, StepBatch
-from trainer.models import Shape, create_wordlevel_model
-
-VOCABULARY = 20
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """Return the directory of a model of a few thousand parameters."""
-    directory = tmp_path_factory.mktemp("model") / "m"
-    shape = Shape(hidden=16, layers=2, heads=2, intermediate=32, context=64)
-    create_wordlevel_model(directory, seed=0, words=[f"w{i}" for i in range(VOCABULARY - 7)], shape=shape)
-    return directory
+    return create_model(tmp_path_factory.mktemp("model") / "m")
 
 
 def learner(model, **changes):

@@ -5,11 +5,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic_batch import VOCABULARY, batch, create_model
+from synthetic_batch import VOCABULARY, batch, create_model, half_sampled
 
 from infra.errors import ConfigError
 from trainer.algorithm_config import AlgorithmConfig
-from trainer.batching import TokenSequence, micro_batches
+from trainer.batching import micro_batches
 from trainer.forward import require_apart, sampled_tokens
 from trainer.learner import Learner
 from trainer.loss import LossRules, TokenBatch, policy_loss
@@ -31,22 +31,6 @@ def model(request, directory):
     loaded = load_model(directory)
     loaded.set_attn_implementation(request.param)
     return loaded
-
-
-def sequence(draw, length):
-    """Return a sequence of which about half was sampled."""
-    positions = np.flatnonzero(draw.random(length - 1) < 0.5).astype(np.int64) + 1
-    positions = positions if len(positions) else np.array([1])
-    count = len(positions)
-    return TokenSequence(
-        tokens=draw.integers(0, VOCABULARY, length),
-        positions=positions,
-        rollout=draw.normal(-3, 0.2, count).astype(np.float32),
-        temperature=np.full(count, 0.7, dtype=np.float32),
-        lag=np.zeros(count, dtype=np.int64),
-        trained=(draw.random(count) < 0.9).astype(np.float32),
-        advantage=float(draw.normal()),
-    )
 
 
 def loss_and_gradient(model, passes, denominator):
@@ -72,7 +56,7 @@ def loss_and_gradient(model, passes, denominator):
 def test_packs_hold_each_sequence_once_and_are_bounded(lengths, limit):
     """A pass has at most the tokens asked for, unless one sequence alone is longer, and no padding."""
     draw = np.random.default_rng(0)
-    made = [sequence(draw, length) for length in lengths]
+    made = [half_sampled(draw, length) for length in lengths]
 
     passes = micro_batches(made, limit, packed=True)
 
@@ -87,7 +71,8 @@ def test_positions_begin_anew_at_each_sequence_and_targets_are_predicted_from_th
     """Two sequences in one row, the longer one first."""
     draw = np.random.default_rng(0)
     first, second = (
-        replace(sequence(draw, n), tokens=np.arange(n) + at, positions=np.arange(1, n)) for n, at in ((3, 1), (4, 11))
+        replace(half_sampled(draw, n), tokens=np.arange(n) + at, positions=np.arange(1, n))
+        for n, at in ((3, 1), (4, 11))
     )
 
     (micro,) = micro_batches([first, second], 100, packed=True)
@@ -103,7 +88,7 @@ def test_positions_begin_anew_at_each_sequence_and_targets_are_predicted_from_th
 def test_packing_never_changes_loss_or_gradient(model, lengths, limit, seed):
     """Whatever the lengths and however they fall into passes: as one padded batch, to 1e-5."""
     draw = np.random.default_rng(seed)
-    made = [sequence(draw, length) for length in lengths]
+    made = [half_sampled(draw, length) for length in lengths]
     denominator = max(1.0, sum(s.trained_count for s in made))
 
     whole = loss_and_gradient(model, micro_batches(made, 10_000), denominator)
@@ -116,7 +101,7 @@ def test_packing_never_changes_loss_or_gradient(model, lengths, limit, seed):
 def test_nothing_of_a_sequence_reaches_another_one(model):
     """Its neighbours may hold any tokens: what is said about it, and its gradient, are the same to the bit."""
     draw = np.random.default_rng(3)
-    own, before, behind = (sequence(draw, n) for n in (9, 12, 7))
+    own, before, behind = (half_sampled(draw, n) for n in (9, 12, 7))
     others = [replace(s, tokens=draw.integers(0, VOCABULARY, len(s))) for s in (before, behind)]
     found = []
     for neighbours in ((before, behind), others):
