@@ -88,6 +88,7 @@ def tasks_of(
         max_sampled_tokens=manifest.max_sampled_tokens,
         sampling=sampling,
         min_version=0 if credit is None else credit.min_version,
+        weights_of=None if credit is None else credit.run,
         phase=0 if credit is None else credit.phase,
         shaping=None if credit is None else credit.shaping,
     )

@@ -185,7 +185,7 @@ async def resample(bus: Bus, clock: Clock, run: str, *, into: str) -> int:
     async with aclosing(accepted(bus, clock, manifest)) as outcomes:
         async for outcome in outcomes:
             # Nobody's credit is used up, and whatever version the engine has now may sample.
-            free = {"start_by_ms": start_by_ms, "admission": None, "min_version": 0}
+            free = {"start_by_ms": start_by_ms, "admission": None, "min_version": 0, "weights_of": None}
             batch.append(msgspec.structs.replace(moved(outcome.task, into), **free))
             if len(batch) == AT_ONCE:
                 published += await publish_tasks(publisher, batch)
@@ -217,7 +217,7 @@ def _of_another_run(outcome: Trajectory, run: str) -> Trajectory:
     """Return an outcome as another run's, whose weights did not sample it."""
     transcript = outcome.transcript
     if transcript is not None:
-        was = outcome.task.run
+        was = outcome.task.weights_of or outcome.task.run
         spans = tuple(msgspec.structs.replace(span, weights_of=span.weights_of or was) for span in transcript.spans)
         transcript = msgspec.structs.replace(transcript, spans=spans)
     return msgspec.structs.replace(outcome, task=moved(outcome.task, run), transcript=transcript, stage=REPLAYED)

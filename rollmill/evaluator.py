@@ -108,7 +108,7 @@ class PipelineEvaluator:
     async def evaluate(self, version: int, step: int, purpose: Purpose) -> Scores:
         """Play the suite; see the protocol."""
         manifest = self._manifest(version, step, purpose)
-        ended = await play(self._bus, self._clock, self._source, manifest, version=version)
+        ended = await play(self._bus, self._clock, self._source, manifest, version=version, weights_of=self._run.run)
         # Bootstraps of a large suite take seconds, and the trainer shares this event loop.
         return await asyncio.to_thread(scores, manifest.run, [one.played for one in ended])
 
@@ -155,6 +155,7 @@ async def play(
     wanted: RunManifest,
     *,
     version: int | None = None,
+    weights_of: str | None = None,
     limit_s: float | None = None,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> list[Ended]:
@@ -166,6 +167,7 @@ async def play(
         source: the tasks, with an end.
         wanted: the run under which they are played.
         version: the only version that may sample; any unless given.
+        weights_of: the run whose version that is; any unless given.
         limit_s: longest wait for the outcomes, seconds; until the tasks' own time is up unless given.
         on_progress: told how many samples have ended.
 
@@ -176,7 +178,7 @@ async def play(
     manifest = await ensure_manifest(bus, clock, publisher, wanted)
     now_ms = clock.now_ms()
     tasks = [
-        msgspec.structs.replace(task, min_version=version or 0)
+        msgspec.structs.replace(task, min_version=version or 0, weights_of=weights_of)
         for instance in source.instances()
         for task in tasks_of(manifest, source.name, instance, now_ms=now_ms)
     ]

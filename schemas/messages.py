@@ -135,6 +135,8 @@ class Task(Message, frozen=True, kw_only=True, tag="rollmill.task"):
     """How the policy samples."""
     min_version: int = 0
     """RUN waits for a policy of at least this version."""
+    weights_of: str | None = None
+    """Run whose weights must sample it, by whose numbers `min_version` counts; any unless given."""
     redrive_of: str | None = None
     """The decided group whose work this one repeats."""
     phase: int = 0

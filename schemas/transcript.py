@@ -91,7 +91,7 @@ class SampledSpan(Part, frozen=True, kw_only=True):
     logprobs_mode: str
     """`processed_logprobs`: of the distribution actually sampled."""
     weights_of: str = ""
-    """Run whose weights `version` names, where a log was replayed into another run; empty: the record's own."""
+    """Run whose weights `version` names, if they were another one's; empty: the run that the task names, or its own."""
 
 
 class Turn(Part, frozen=True, kw_only=True):

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -74,6 +74,15 @@ class BadReply(PolicyError):
     """The engine's answer cannot be trained on."""
 
 
+class Weights(NamedTuple):
+    """Which weights an engine has."""
+
+    version: int = 0
+    """Their number; 0 for those that nobody numbered."""
+    run: str = ""
+    """The run whose trainer made and numbered them; empty if they were put in place for none."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class VersionSpan:
     """Sampled tokens [start, stop) of one generation drawn by one version of the weights."""
@@ -84,6 +93,13 @@ class VersionSpan:
     """Index after the last."""
     version: int
     """Version of the weights."""
+    run: str = ""
+    """Their run, as in `Weights`."""
+
+    @property
+    def weights(self) -> Weights:
+        """What sampled them."""
+        return Weights(self.version, self.run)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,10 +146,17 @@ class ModelInfo:
     """Prompt and answer together, in tokens."""
     version: int
     """Version of the weights that would sample the next token."""
+    run: str = ""
+    """Their run, as in `Weights`."""
     dtype: str
     """Number format of the weights, such as `float32`."""
     logprobs_mode: str
     """Must be `processed_logprobs`."""
+
+    @property
+    def weights(self) -> Weights:
+        """What would sample the next token."""
+        return Weights(self.version, self.run)
 
 
 class PolicyClient(Protocol):
@@ -176,8 +199,8 @@ class PolicyClient(Protocol):
         """Sample on."""
         ...
 
-    async def load(self, directory: Path, version: int) -> None:
-        """Put the weights of a directory in place under a version; the engine must be paused.
+    async def load(self, directory: Path, version: int, run: str = "") -> None:
+        """Put the weights of a directory in place under a version of a run; the engine must be paused.
 
         Running generations keep their key-value cache and go on with the new weights; no later prompt reuses a
         prefix that older weights computed.

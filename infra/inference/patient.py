@@ -25,6 +25,7 @@ from infra.inference.base import (
     PolicyError,
     PolicyOverloaded,
     PolicyUnreachable,
+    Weights,
 )
 from infra.waiting import waits_for
 from schemas.outcome import Boundary, FailureKind
@@ -79,33 +80,33 @@ class PatientPolicy:
         self._info: ModelInfo | None = None
         self._refreshing = asyncio.Lock()
 
-    async def info(self, min_version: int = 0) -> ModelInfo:
-        """Return what the engine serves, once its version is at least min_version.
+    async def info(self, min_version: int = 0, weights_of: str | None = None) -> ModelInfo:
+        """Return what the engine serves, once its version is at least min_version, and of the wanted run.
 
         Raises:
             Failure: the version did not come, or the engine did not answer, within the limit.
         """
         until = self._guard.counted_s + self._wait_s
-        while self._info is None or self._info.version < min_version:
+        wanted = f"policy version >= {min_version}" + (f" of run {weights_of}" if weights_of is not None else "")
+        while self._info is None or not _suits(self._info.weights, min_version, weights_of):
             if self._guard.counted_s > until:
-                has = "none" if self._info is None else self._info.version
-                raise _failure(f"waited {self._wait_s:g} s for policy version {min_version}; the engine has {has}")
+                raise _failure(f"waited {self._wait_s:g} s for {wanted}; {_what_it_has(self._info)}")
             if self._info is not None or self._refreshing.locked():
                 # Not at the first question of all: its answer is usually there at once.
-                waits_for(f"policy version >= {min_version}")
-            await self._refresh(min_version, until)
+                waits_for(wanted)
+            await self._refresh(min_version, weights_of, until)
         waits_for("")
         return self._info
 
-    async def _refresh(self, min_version: int, until: float) -> None:
+    async def _refresh(self, min_version: int, weights_of: str | None, until: float) -> None:
         """Ask the engine once for all episodes that wait."""
         async with self._refreshing:
-            if self._info is not None and self._info.version >= min_version:
+            if self._info is not None and _suits(self._info.weights, min_version, weights_of):
                 return
             if self._guard.counted_s > until:
                 return  # whoever asked before waited long enough for both
             found = self._info = await self._patiently("the engine's version", self._client.info, until)
-            if found.version < min_version:
+            if not _suits(found.weights, min_version, weights_of):
                 await self._clock.sleep(FIRST_BACKOFF_S)
 
     async def generate(
@@ -117,8 +118,14 @@ class PatientPolicy:
         request_id: str,
         stop_token_ids: Sequence[int],
         max_tokens: int,
+        weights_of: str | None = None,
     ) -> Generation:
-        """Sample a continuation. Raises Failure when there is no answer to train on within the limit."""
+        """Sample a continuation.
+
+        Raises:
+            Failure: there is no answer to train on within the limit, or the weights of another run than the wanted one
+                had a part in it.
+        """
 
         async def ask() -> Generation:
             return await self._client.generate(
@@ -130,7 +137,15 @@ class PatientPolicy:
                 max_tokens=max_tokens,
             )
 
-        return await self._patiently(f"generation {request_id}", ask, self._guard.counted_s + self._wait_s)
+        answer = await self._patiently(f"generation {request_id}", ask, self._guard.counted_s + self._wait_s)
+        for span in answer.versions:
+            if not _suits(span.weights, 0, weights_of):
+                self._info = None  # the engine serves something else than it said
+                raise _failure(
+                    f"generation {request_id}: version {span.version} of run {span.run} sampled a part of it, and the "
+                    f"task is for run {weights_of}: runs that train at the same time need an engine each"
+                )
+        return answer
 
     async def _patiently(self, what: str, ask: Callable[[], Awaitable[T]], until: float) -> T:
         backoff_s, waited = FIRST_BACKOFF_S, False
@@ -168,6 +183,20 @@ def patient_policy(
     """Return a policy behind a guard of the worker."""
     guard = guards.guard(POLICY, address, lambda: answers(client))
     return PatientPolicy(client, clock, wait_s=wait_s, guard=guard)
+
+
+def _suits(weights: Weights, min_version: int, weights_of: str | None) -> bool:
+    """Tell whether a task may be sampled by these weights.
+
+    Those of no run are whatever somebody put in place by hand, or an engine was started with: only numbers count then.
+    """
+    return weights.version >= min_version and (weights_of is None or weights.run in {"", weights_of})
+
+
+def _what_it_has(info: ModelInfo | None) -> str:
+    if info is None:
+        return "what the engine has is not known"
+    return f"the engine has {info.version}" + (f" of run {info.run}" if info.run else "")
 
 
 def _failure(cause: str, kind: FailureKind = FailureKind.ENGINE) -> Failure:

@@ -29,6 +29,7 @@ from infra.inference.base import (
     PolicyError,
     PolicyRefused,
     VersionSpan,
+    Weights,
     token_limit,
 )
 from schemas.transcript import Sampling, TokenIds
@@ -92,7 +93,7 @@ class ScriptedPolicy:
         """Tokens sampled so far."""
         self._script = script
         self._max_model_len = max_model_len
-        self._version = version
+        self._weights = Weights(version)
         self._digest = tokenizer_digest
         self._token_s = token_s
         self._clock = clock or SystemClock()
@@ -148,7 +149,8 @@ class ScriptedPolicy:
             model="scripted",
             tokenizer_digest=self._digest,
             max_model_len=self._max_model_len,
-            version=self._version,
+            version=self._weights.version,
+            run=self._weights.run,
             dtype="float32",
             logprobs_mode=PROCESSED_LOGPROBS,
         )
@@ -169,14 +171,14 @@ class ScriptedPolicy:
             self._mode = None
             self._changed.notify_all()
 
-    async def load(self, directory: Path, version: int) -> None:
-        """Take over a version; the directory must exist, its content does not matter."""
+    async def load(self, directory: Path, version: int, run: str = "") -> None:
+        """Take over a version of a run; the directory must exist, its content does not matter."""
         if self._mode is None:
             raise PolicyRefused("weights change only while the engine is paused: call pause first")
         if not directory.is_dir():  # noqa: ASYNC240 - one stat of a local directory, in a twin
             raise ModelPathMissing(f"no directory {directory}: publish the weights before announcing them")
         self.loaded.append((directory, version))
-        self._version = version
+        self._weights = Weights(version, run)
 
     async def close(self) -> None:
         """Nothing to give up."""
@@ -197,7 +199,7 @@ class ScriptedPolicy:
 
     async def _tokens(self, call: Call, key: object) -> Generation:
         ids: list[int] = []
-        versions: list[int] = []
+        weights: list[Weights] = []
         reason: FinishReason = "stop"
         for token in self._script(call.prompt, call.seed):
             await self._clock.sleep(self._token_s)
@@ -207,7 +209,7 @@ class ScriptedPolicy:
                 reason = "abort"
                 break
             ids.append(int(token))
-            versions.append(self._version)
+            weights.append(self._weights)
             self.sampled += 1
             if token in call.stop_token_ids:
                 break
@@ -219,14 +221,14 @@ class ScriptedPolicy:
             # Any finite log-prob will do; this one tells positions apart.
             logprobs=-0.5 - 0.001 * np.arange(len(ids), dtype=np.float32),
             finish_reason=reason,
-            versions=_spans(versions),
+            versions=_spans(weights),
         )
 
 
-def _spans(versions: Sequence[int]) -> tuple[VersionSpan, ...]:
-    """Return the runs of equal versions."""
-    starts = [i for i, version in enumerate(versions) if i == 0 or version != versions[i - 1]]
+def _spans(weights: Sequence[Weights]) -> tuple[VersionSpan, ...]:
+    """Return the stretches of tokens that the same weights sampled."""
+    starts = [i for i, these in enumerate(weights) if i == 0 or these != weights[i - 1]]
     return tuple(
-        VersionSpan(start=start, stop=stop, version=versions[start])
-        for start, stop in zip(starts, [*starts[1:], len(versions)], strict=True)
+        VersionSpan(start=start, stop=stop, **weights[start]._asdict())
+        for start, stop in zip(starts, [*starts[1:], len(weights)], strict=True)
     )

@@ -3,6 +3,9 @@
 Follows `policy/<run>` on the control topic; a record of a lower epoch or version than the one loaded is ignored, so
 an old trainer that wakes up changes nothing. A load that fails leaves the engine with the weights it has and is tried
 again; the pause is ended either way.
+
+An engine serves one run. Its weights carry their run's name, so a second synchronisation finds that the first one's run
+is still training and leaves the engine alone, unless it is told to take it; the first one then finds that out and ends.
 """
 
 from __future__ import annotations
@@ -12,10 +15,10 @@ from pathlib import Path
 
 from infra.clock import Clock
 from infra.control import ControlView
-from infra.errors import BusError
-from infra.inference.base import PolicyClient, PolicyError
+from infra.errors import BusError, ConfigError
+from infra.inference.base import PolicyClient, PolicyError, Weights
 from infra.wire import Publisher
-from schemas.control import PolicyVersion
+from schemas.control import Credit, PolicyVersion
 from schemas.telemetry import MetricPoint, Metrics
 from schemas.topics import METRICS
 
@@ -28,21 +31,47 @@ AGAIN_S = 1.0
 """Pause before a failed load is tried again, seconds."""
 
 
+class EngineTaken(ConfigError):
+    """The engine is another run's."""
+
+
 class WeightSync:
     """Keeps one engine at the version that one run announced last."""
 
     def __init__(
-        self, control: ControlView, client: PolicyClient, clock: Clock, publisher: Publisher, *, run: str
+        self,
+        control: ControlView,
+        client: PolicyClient,
+        clock: Clock,
+        publisher: Publisher,
+        *,
+        run: str,
+        take: bool = False,
     ) -> None:
+        """Build it.
+
+        Args:
+            control: what is announced; somebody follows it.
+            client: the engine.
+            clock: time.
+            publisher: for metrics.
+            run: the run.
+            take: take the engine from a run that has not ended.
+        """
         self._control = control
         self._client = client
         self._clock = clock
         self._publisher = publisher
         self._run = run
+        self._take = take
         self._loaded: tuple[int, str] | None = None
 
     async def run(self) -> None:
-        """Load what is announced, until cancelled."""
+        """Load what is announced, until cancelled.
+
+        Raises:
+            EngineTaken: the engine is that of a run that has not ended, or another run took it.
+        """
         while True:
             wanted = self._control.get(f"policy/{self._run}", PolicyVersion)
             try:
@@ -59,16 +88,30 @@ class WeightSync:
 
         The number alone does not prove it: an engine that was started with another model calls that its version 0.
         """
-        if self._loaded != (wanted.version, wanted.digest):
+        found = (await self._client.info()).weights
+        if found.run not in {"", self._run}:
+            self._refuse_theirs(found)
             return True
-        return (await self._client.info()).version != wanted.version
+        return self._loaded != (wanted.version, wanted.digest) or found.version != wanted.version
+
+    def _refuse_theirs(self, found: Weights) -> None:
+        """Raise EngineTaken if another run has a right to the engine."""
+        has = f"the engine has version {found.version} of run {found.run}"
+        if self._loaded is not None:
+            raise EngineTaken(f"run {self._run} had this engine, and now {has}: whoever follows that run took it")
+        credit = self._control.get(f"credit/{found.run}", Credit)
+        if not (self._take or (credit is not None and credit.closed)):
+            raise EngineTaken(
+                f"{has}, which has not ended: give run {self._run} an engine of its own, or, if that run is given up, "
+                "take its engine by --take"
+            )
 
     async def _load(self, wanted: PolicyVersion) -> None:
         began = self._clock.monotonic()
         try:
             # Inside: a pause whose answer was lost may hold, and must be ended too.
             await self._client.pause("keep")
-            await self._client.load(Path(wanted.directory), wanted.version)
+            await self._client.load(Path(wanted.directory), wanted.version, self._run)
         finally:
             await self._client.resume()
         self._loaded = (wanted.version, wanted.digest)

@@ -36,6 +36,7 @@ from infra.inference.base import (
     PolicyRefused,
     PolicyUnreachable,
     VersionSpan,
+    Weights,
     token_limit,
 )
 from infra.inference.model_digest import TokenizerMissing, tokenizer_digest
@@ -83,7 +84,7 @@ class VllmClient:
         self._generate_timeout = aiohttp.ClientTimeout(total=generate_timeout_s, connect=CONNECT_TIMEOUT_S)
         self._control_timeout = aiohttp.ClientTimeout(total=control_timeout_s, connect=CONNECT_TIMEOUT_S)
         self._session: aiohttp.ClientSession | None = None
-        self._newest = 0
+        self._newest = Weights()
 
     async def __aenter__(self) -> Self:
         return self
@@ -126,13 +127,13 @@ class VllmClient:
         body = await self._call("POST", wire.GENERATE, body=request, timeout=self._generate_timeout)
         generation = _generation(_decode(body, wire.GenerateResponse, wire.GENERATE))
         if generation.versions:
-            self._newest = max(self._newest, generation.versions[-1].version)
+            self._note(generation.versions[-1].weights)
         return generation
 
     async def info(self) -> ModelInfo:
         """Say what is served now; see `PolicyClient`."""
         card = await self._card()
-        version = await self._version()
+        weights = await self._weights()
         dtype, mode = card.dtype, card.logprobs_mode
         if not dtype:
             dtype, mode = await self._vllm_config()
@@ -140,7 +141,8 @@ class VllmClient:
             model=card.id,
             tokenizer_digest=card.tokenizer_digest or _local_digest(card.root),
             max_model_len=card.max_model_len or 0,
-            version=version,
+            version=weights.version,
+            run=weights.run,
             dtype=dtype,
             logprobs_mode=mode,
         )
@@ -161,16 +163,19 @@ class VllmClient:
         """Sample on; see `PolicyClient`."""
         await self._call("POST", wire.RESUME)
 
-    async def load(self, directory: Path, version: int) -> None:
-        """Put weights in place under a version; see `PolicyClient`."""
+    async def load(self, directory: Path, version: int, run: str = "") -> None:
+        """Put weights in place under a version of a run; see `PolicyClient`."""
         call = wire.CollectiveRpc(method="reload_weights", kwargs=wire.ReloadWeights(weights_path=str(directory)))
         await self._call("POST", wire.COLLECTIVE_RPC, body=call)
         await self._call("POST", wire.RESET_PREFIX_CACHE)
-        await self._call("POST", wire.UPDATE_WEIGHT_VERSION, body=wire.NewVersion(new_version=wire.label(version)))
-        found = await self._version()
-        if found != version:
-            raise BadReply(f"{self.url} was given version {version} and reports {found}: another loader is at work")
-        self._newest = version
+        given = Weights(version, run)
+        await self._call("POST", wire.UPDATE_WEIGHT_VERSION, body=wire.NewVersion(new_version=wire.label(given)))
+        if (found := await self._weights()) != given:
+            raise BadReply(
+                f"{self.url} was given version {wire.label(given)} and reports {wire.label(found)}: another loader is "
+                "at work"
+            )
+        self._newest = given
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End generations by name; each answers with what it has."""
@@ -190,11 +195,15 @@ class VllmClient:
             raise PolicyRefused(f"{self.url} serves {served}, not {self._model!r}: check --served-model-name")
         return named[0]
 
-    async def _version(self) -> int:
+    async def _weights(self) -> Weights:
         body = await self._call("GET", wire.WEIGHT_INFO)
-        found = _version(_decode(body, wire.WeightInfo, wire.WEIGHT_INFO).weight_version)
-        self._newest = max(self._newest, found)
+        found = _labelled(_decode(body, wire.WeightInfo, wire.WEIGHT_INFO).weight_version)
+        self._note(found)
         return found
+
+    def _note(self, seen: Weights) -> None:
+        """Salt by these weights, unless they are older: answers may be late."""
+        self._newest = max(self._newest, seen) if seen.run == self._newest.run else seen
 
     async def _vllm_config(self) -> tuple[str, str]:
         """Return (dtype, log-prob mode) as vLLM's development endpoint tells them."""
@@ -270,10 +279,11 @@ def _generation(reply: wire.GenerateResponse) -> Generation:
         logprobs=np.array([entry.logprob for entry in content], dtype=np.float32),
         finish_reason=_finish(choice.finish_reason),
         versions=tuple(
-            VersionSpan(start=span.start, stop=span.end, version=_version(span.version))
+            VersionSpan(start=span.start, stop=span.end, version=weights.version, run=weights.run)
             for span in choice.weight_versions or []
             # vLLM gives an empty span to an answer that was aborted before its first token.
             if span.end > span.start
+            for weights in [_labelled(span.version)]
         ),
     )
 
@@ -285,9 +295,9 @@ def _finish(reason: str | None) -> FinishReason:
     raise BadReply(f"finish_reason {reason!r} is none of {get_args(FinishReason)}")
 
 
-def _version(text: str) -> int:
+def _labelled(text: str) -> Weights:
     try:
-        return wire.version_of(text)
+        return wire.labelled(text)
     except ValueError as error:
         raise BadReply(
             f"the weights carry the label {text!r}, not a version number: somebody else loads this engine"

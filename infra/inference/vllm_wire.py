@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from infra.inference.base import Weights
+
 GENERATE = "/inference/v1/generate"
 PAUSE = "/pause"
 RESUME = "/resume"
@@ -171,15 +173,16 @@ class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorInfo
 
 
-def label(version: int) -> str:
-    """Return a version as vLLM carries it."""
-    return str(version)
+def label(weights: Weights) -> str:
+    """Return the label of weights, as vLLM carries it: `12@my-run`, or `12` if they are no run's."""
+    return f"{weights.version}@{weights.run}" if weights.run else str(weights.version)
 
 
-def version_of(text: str) -> int:
-    """Return a label as a version: a number, or 0 for weights that nobody labelled.
+def labelled(text: str) -> Weights:
+    """Return the weights that have this label.
 
     Raises:
         ValueError: the label is something else.
     """
-    return 0 if text == DEFAULT_VERSION else int(text)
+    number, _, run = text.partition("@")
+    return Weights() if text == DEFAULT_VERSION else Weights(int(number), run)

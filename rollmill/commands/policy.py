@@ -48,21 +48,25 @@ def serve(model: Path | None, port: int, threads: int, config: Config) -> None:
 
 @command.command("follow")
 @click.argument("run", type=RUN)
+@click.option("--take", is_flag=True, help="Take the engine from a run that has not ended.")
 @output.config_options
-def follow(run: str, config: Config) -> None:
-    """Bring every version that a run's trainer announces into the engine at `policy.url` (ours or vLLM)."""
+def follow(run: str, take: bool, config: Config) -> None:
+    """Bring every version that a run's trainer announces into the engine at `policy.url` (ours or vLLM).
+
+    An engine serves one run: runs that train at the same time need an engine each.
+    """
     set_up_logging()
-    output.run(_follow(run, config))
+    output.run(_follow(run, config, take=take))
 
 
-async def _follow(run: str, config: Config) -> None:
+async def _follow(run: str, config: Config, *, take: bool) -> None:
     clock = SystemClock()
     async with (
         connected(config.bus, client="policy") as bus,
         VllmClient(config.policy.url, model=config.policy.name) as client,
     ):
         control = ControlView(bus, clock)
-        sync = WeightSync(control, client, clock, Publisher(bus, clock, "policy"), run=run)
+        sync = WeightSync(control, client, clock, Publisher(bus, clock, "policy"), run=run, take=take)
         async with control.following():
             await until_stopped(sync.run())
 

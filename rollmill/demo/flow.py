@@ -162,7 +162,14 @@ async def _measure(
 
         run = f"{story.run}-{when}-{suite.name}"
         return await measure(
-            machine.bus, machine.clock, suite, run=run, seed=story.seed, version=version, on_progress=on_progress
+            machine.bus,
+            machine.clock,
+            suite,
+            run=run,
+            seed=story.seed,
+            version=version,
+            weights_of=story.run,
+            on_progress=on_progress,
         )
 
     measured = await asyncio.gather(*(one(suite) for suite in recipe.suites()))

@@ -177,7 +177,7 @@ class EpisodeMachine:
         )
 
     def _record(self, answer: Generation) -> None:
-        offset = len(self._mask)
+        offset, expected = len(self._mask), self._task.weights_of or self._task.run
         for span in answer.versions:
             self._spans.append(
                 SampledSpan(
@@ -187,6 +187,7 @@ class EpisodeMachine:
                     sampling=self._task.sampling,
                     dtype=self._engine.dtype,
                     logprobs_mode=self._engine.logprobs_mode,
+                    weights_of="" if span.run in {"", expected} else span.run,
                 )
             )
         self._append(answer.token_ids, answer.logprobs, sampled=True)

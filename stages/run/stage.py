@@ -78,7 +78,7 @@ class RunStage:
         """Run an episode to its end. Raises Failure."""
         family = handler(episode.task.family)
         host = self._hosts.at(episode.host)
-        engine = await self._policy.info(episode.task.min_version)
+        engine = await self._policy.info(episode.task.min_version, episode.task.weights_of)
         self._check_tokenizer(engine)
         try:
             return await self._claim_and_run(episode, family, engine, host)
@@ -170,6 +170,7 @@ class RunStage:
             request_id=f"{task.run}/{task.group}/{task.sample}/{task.attempt}/{machine.turn}",
             stop_token_ids=self._renderer.stop_ids,
             max_tokens=ask.max_tokens,
+            weights_of=task.weights_of,
         )
 
     def _rollout(

@@ -112,12 +112,12 @@ class ScriptedServer:
     async def update_weight_version(self, http: web.Request) -> web.Response:
         """Take the version over."""
         body = await _read(http, wire.NewVersion)
-        await self._policy.load(self._directory, wire.version_of(body.new_version))
+        await self._policy.load(self._directory, *wire.labelled(body.new_version))
         return _json({"success": True, "new_version": body.new_version})
 
     async def weight_info(self, _: web.Request) -> web.Response:
         """Tell the version."""
-        return _json(wire.WeightInfo(weight_version=wire.label((await self._policy.info()).version)))
+        return _json(wire.WeightInfo(weight_version=wire.label((await self._policy.info()).weights)))
 
     async def models(self, _: web.Request) -> web.Response:
         """Tell what is served."""
@@ -174,7 +174,7 @@ def _reply(request_id: str, answer: Generation) -> wire.GenerateResponse:
         token_ids=answer.token_ids.tolist(),
         logprobs=wire.LogProbs(content=[wire.LogProb(token_id=token, logprob=logprob) for token, logprob in pairs]),
         weight_versions=[
-            wire.WeightVersion(version=wire.label(span.version), start=span.start, end=span.stop)
+            wire.WeightVersion(version=wire.label(span.weights), start=span.start, end=span.stop)
             for span in answer.versions
         ],
     )

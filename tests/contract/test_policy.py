@@ -17,6 +17,7 @@ from infra.inference.base import (
     PolicyRefused,
     PolicyUnreachable,
     VersionSpan,
+    Weights,
 )
 from infra.inference.scripted import ScriptedPolicy, noise
 from infra.inference.vllm import VllmClient
@@ -172,20 +173,20 @@ async def test_info_says_what_samples(subject):
 
 
 async def test_a_change_of_weights_inside_an_answer_shows_in_its_spans(subject):
-    """Pause (keep), load, resume: the answer goes on, and its later tokens carry the new version."""
+    """Pause (keep), load, resume: the answer goes on, and its later tokens carry the new version and its run."""
     before = subject.sampled()
     task = asyncio.create_task(subject.client.generate(PROMPT, Sampling(), seed=1, request_id="a", max_tokens=200))
     await until(lambda: subject.sampled() > before, "the first token")
     await subject.client.pause("keep")
     at_pause = subject.sampled() - before
-    await subject.client.load(subject.weights[1], 1)
-    assert (await subject.client.info()).version == 1
+    await subject.client.load(subject.weights[1], 1, "trained")
+    assert (await subject.client.info()).weights == Weights(1, "trained")
     assert not task.done()
     await subject.client.resume()
     answer = await task
     assert answer.versions == (
         VersionSpan(start=0, stop=at_pause, version=0),
-        VersionSpan(start=at_pause, stop=200, version=1),
+        VersionSpan(start=at_pause, stop=200, version=1, run="trained"),
     )
 
 

@@ -81,6 +81,7 @@ TASK = Task(
     max_sampled_tokens=336,
     sampling=SAMPLING,
     min_version=5,
+    weights_of=RUN,
     redrive_of="b4xq7zk2m5n3p6r2t7v3",
     phase=2,
     shaping=SHAPING,
@@ -331,7 +332,8 @@ def before(name: str, **changes: Any) -> Message:
     return msgspec.structs.replace(sample, **{**task, **changes})
 
 
-OLDER_TASK = msgspec.structs.replace(TASK, phase=0, shaping=None)
+UNNAMED_TASK = msgspec.structs.replace(TASK, weights_of=None)
+OLDER_TASK = msgspec.structs.replace(UNNAMED_TASK, phase=0, shaping=None)
 
 OLDER: dict[str, Message] = {
     "rollmill.branch.1": before("rollmill.branch", cause="", lr_scale=1.0),
@@ -355,6 +357,14 @@ OLDER: dict[str, Message] = {
     "rollmill.step.2": before("rollmill.step", phase=None, rows=()),
     "rollmill.group_dropped.1": before("rollmill.group_dropped", row=None),
     "rollmill.evaluated.1": before("rollmill.evaluated", scores=BEFORE_PASS_INTERVALS),
+    # Before a task said by whose weights it is to be sampled.
+    "rollmill.task.2": UNNAMED_TASK,
+    "rollmill.episode.2": before("rollmill.episode", task=UNNAMED_TASK),
+    "rollmill.rollout.4": before("rollmill.rollout", task=UNNAMED_TASK),
+    "rollmill.trajectory.4": before("rollmill.trajectory", task=UNNAMED_TASK),
+    "rollmill.trajectory.failed.2": before("rollmill.trajectory.failed", task=UNNAMED_TASK),
+    "rollmill.trajectory.cancelled.2": before("rollmill.trajectory.cancelled", task=UNNAMED_TASK),
+    "rollmill.trajectory.expired.2": before("rollmill.trajectory.expired", task=UNNAMED_TASK),
 }
 """File name -> message that it means now: bytes of writers from before a field was added; logs still hold them."""
 

@@ -127,13 +127,13 @@ class PolicyServer:
         return _json({"results": [None]})
 
     async def update_weight_version(self, http: web.Request) -> web.Response:
-        """Label the weights in place; versions are numbers here."""
+        """Label the weights in place; versions are numbers here, of a run or none."""
         body = await _read(http, wire.NewVersion)
         try:
-            version = wire.version_of(body.new_version)
+            weights = wire.labelled(body.new_version)
         except ValueError as error:
-            raise PolicyRefused(f"version {body.new_version!r} is not a number") from error
-        await asyncio.wrap_future(self._engine.label(version))
+            raise PolicyRefused(f"version {body.new_version!r} is neither a number nor NUMBER@RUN") from error
+        await asyncio.wrap_future(self._engine.label(weights))
         return _json({"success": True, "new_version": body.new_version})
 
     async def reset_prefix_cache(self, http: web.Request) -> web.Response:
@@ -151,7 +151,7 @@ class PolicyServer:
 
     async def weight_info(self, _: web.Request) -> web.Response:
         """Tell the version in place."""
-        return _json(wire.WeightInfo(weight_version=wire.label(self._engine.version)))
+        return _json(wire.WeightInfo(weight_version=wire.label(self._engine.weights)))
 
     async def models(self, _: web.Request) -> web.Response:
         """Tell what is served."""
@@ -252,7 +252,7 @@ def _response(request_id: str, generation: Generation) -> wire.GenerateResponse:
             ]
         ),
         weight_versions=[
-            wire.WeightVersion(version=wire.label(span.version), start=span.start, end=span.stop)
+            wire.WeightVersion(version=wire.label(span.weights), start=span.start, end=span.stop)
             for span in generation.versions
         ],
     )

@@ -42,6 +42,7 @@ from infra.inference.base import (
     PolicyRefused,
     PolicyUnreachable,
     VersionSpan,
+    Weights,
 )
 from infra.inference.local_server.attention import SlotCache, plan
 from infra.inference.local_server.sampler import Draws, draw
@@ -113,18 +114,18 @@ class _Running:
     """Ids known: the prompt and what was sampled."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    versions: list[tuple[int, int]] = field(default_factory=list)
-    """(first token, version) of each span."""
+    spans: list[tuple[int, Weights]] = field(default_factory=list)
+    """(first token, weights) of each span."""
 
     def generation(self, reason: FinishReason) -> Generation:
-        ends = [start for start, _ in self.versions[1:]] + [len(self.tokens)]
+        ends = [start for start, _ in self.spans[1:]] + [len(self.tokens)]
         return Generation(
             token_ids=np.array(self.tokens, dtype=np.int32),
             logprobs=np.array(self.logprobs, dtype=np.float32),
             finish_reason=reason,
             versions=tuple(
-                VersionSpan(start=start, stop=stop, version=version)
-                for (start, version), stop in zip(self.versions, ends, strict=True)
+                VersionSpan(start=start, stop=stop, version=weights.version, run=weights.run)
+                for (start, weights), stop in zip(self.spans, ends, strict=True)
             ),
         )
 
@@ -161,7 +162,7 @@ class Engine:
         self._max_len = self._cache.shape.max_len
         self._dtype = next(model.parameters()).dtype
         self._table = SlotTable(self._cache.shape.slots, self._max_len)
-        self._version = version
+        self._weights = Weights(version)
         self._labelled = True
         self._paused: PauseMode | None = None
         self._lease_ends = 0.0
@@ -182,9 +183,9 @@ class Engine:
         return self._max_len
 
     @property
-    def version(self) -> int:
-        """Version of the weights in place."""
-        return self._version
+    def weights(self) -> Weights:
+        """Those in place."""
+        return self._weights
 
     @property
     def dtype(self) -> str:
@@ -260,9 +261,9 @@ class Engine:
         """
         return self._call(lambda: self._reload(directory))
 
-    def label(self, version: int) -> Future[None]:
-        """Give the weights in place their version."""
-        return self._call(lambda: self._label(version))
+    def label(self, weights: Weights) -> Future[None]:
+        """Say which weights are in place."""
+        return self._call(lambda: self._label(weights))
 
     def forget(self, *, recompute_running: bool) -> Future[None]:
         """Drop all cached prefixes; running requests keep theirs or compute it anew."""
@@ -397,8 +398,8 @@ class Engine:
 
     def _append(self, entry: _Running, token: int, logprob: float) -> bool:
         """Record a sampled token; end the request if it was the last, and tell whether it was."""
-        if not entry.versions or entry.versions[-1][1] != self._version:
-            entry.versions.append((len(entry.tokens), self._version))
+        if not entry.spans or entry.spans[-1][1] != self._weights:
+            entry.spans.append((len(entry.tokens), self._weights))
         entry.tokens.append(token)
         entry.logprobs.append(logprob)
         self._table.tokens[entry.slot, entry.length] = token
@@ -491,8 +492,8 @@ class Engine:
         self._labelled = False
         self._forget(recompute_running=False)
 
-    def _label(self, version: int) -> None:
-        self._version = version
+    def _label(self, weights: Weights) -> None:
+        self._weights = weights
         self._labelled = True
 
     def _forget(self, *, recompute_running: bool) -> None:

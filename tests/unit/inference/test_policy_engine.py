@@ -18,6 +18,7 @@ from infra.inference.base import (  # noqa: E402
     PolicyRefused,
     PolicyUnreachable,
     VersionSpan,
+    Weights,
 )
 from infra.inference.local_server.engine import Engine, EngineLimits, Request  # noqa: E402
 from infra.inference.local_server.weights import load_model  # noqa: E402
@@ -145,10 +146,10 @@ def test_new_weights_sample_new_logprobs_and_no_old_prefix_survives(make_engine,
     engine.submit(request(prompt)).result(WAIT_S)
     engine.pause("keep").result(WAIT_S)
     engine.reload(models["other"]).result(WAIT_S)
-    engine.label(5).result(WAIT_S)
+    engine.label(Weights(5, "r")).result(WAIT_S)
     engine.resume().result(WAIT_S)
     answer = engine.submit(request([*prompt, 1], max_tokens=6)).result(WAIT_S)
-    assert answer.versions == (VersionSpan(start=0, stop=6, version=5),)
+    assert answer.versions == (VersionSpan(start=0, stop=6, version=5, run="r"),)
     expected = plain_logprobs(models["other"], [*prompt, 1], answer.token_ids.tolist())
     np.testing.assert_allclose(answer.logprobs, expected, atol=1e-4)
 
@@ -176,7 +177,7 @@ def test_recomputing_gives_running_requests_a_clean_context(make_engine, models)
     future = _pause_inside(engine, request(prompt, max_tokens=200))
     engine.reload(models["other"]).result(WAIT_S)
     engine.forget(recompute_running=True).result(WAIT_S)
-    engine.label(1).result(WAIT_S)
+    engine.label(Weights(1)).result(WAIT_S)
     engine.resume().result(WAIT_S)
     answer = future.result(WAIT_S)
     old, new = answer.versions
@@ -193,7 +194,7 @@ def test_weights_without_a_version_sample_nothing(make_engine, models):
     engine.reload(models["other"]).result(WAIT_S)
     with pytest.raises(PolicyRefused, match="version"):
         engine.resume().result(WAIT_S)
-    engine.label(1).result(WAIT_S)
+    engine.label(Weights(1)).result(WAIT_S)
     engine.resume().result(WAIT_S)
     assert engine.submit(request([1], max_tokens=1)).result(WAIT_S).versions[0].version == 1
 

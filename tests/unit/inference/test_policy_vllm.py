@@ -210,6 +210,35 @@ async def test_loading_is_reload_reset_label(fake):
     assert fake.asked[4][1]["cache_salt"] == "9"
 
 
+async def test_the_label_of_weights_names_their_run(fake):
+    """So nobody takes one run's version 9 for another's; a prompt finds no prefix of the other one either."""
+    fake.replies |= {
+        "/collective_rpc": (200, {"results": [None]}),
+        "/reset_prefix_cache": (200, {"success": True}),
+        "/update_weight_version": (200, {"success": True}),
+        "/weight_info": (200, {"weight_version": "9@my-run"}),
+    }
+    fake.answers(choice(weight_versions=[{"version": "3@other", "start": 0, "end": 2}]))
+    async with VllmClient(fake.url) as client:
+        await client.load("/weights/9", 9, "my-run")
+        salts = []
+        for _ in range(2):
+            answer = await client.generate([1], Sampling(), seed=1, request_id="b")
+            salts.append(fake.asked[-1][1]["cache_salt"])
+    assert fake.asked[2][1] == {"new_version": "9@my-run"}
+    assert answer.versions == (VersionSpan(start=0, stop=2, version=3, run="other"),)
+    assert salts == ["9@my-run", "3@other"]
+
+
+async def test_an_older_answer_that_comes_late_does_not_bring_its_salt_back(fake):
+    """Prompts after a load must not find what older weights of the run computed."""
+    async with VllmClient(fake.url) as client:
+        for version in ("9@r", "8@r", "8@r"):
+            fake.answers(choice(weight_versions=[{"version": version, "start": 0, "end": 2}]))
+            await client.generate([1], Sampling(), seed=1, request_id="b")
+    assert [body["cache_salt"] for _, body in fake.asked] == ["0", "9@r", "9@r"]
+
+
 async def test_a_version_that_did_not_take_is_noticed(fake):
     """Two loaders at one engine: the second one's label wins, and the first one is told."""
     fake.replies |= {

@@ -11,12 +11,12 @@ import pytest
 from infra.clock import VirtualClock, settle
 from infra.control import ControlView
 from infra.errors import BusError
-from infra.inference.base import ModelPathMissing, PolicyUnreachable
+from infra.inference.base import ModelPathMissing, PolicyUnreachable, Weights
 from infra.inference.scripted import ScriptedPolicy
-from infra.inference.sync import AGAIN_S, LOOK_EVERY_S, WeightSync
+from infra.inference.sync import AGAIN_S, LOOK_EVERY_S, EngineTaken, WeightSync
 from infra.memory import MemoryBus
 from infra.wire import Publisher, unpack
-from schemas.control import PolicyVersion
+from schemas.control import Credit, PolicyVersion
 from schemas.topics import CONTROL, METRICS, TABLE
 from schemas.transcript import Sampling
 from tests.logs import read_all
@@ -44,9 +44,9 @@ class Engine(ScriptedPolicy):
         await super().resume()
         await self._hear("resume")
 
-    async def load(self, directory, version):
+    async def load(self, directory, version, run=""):
         await self._hear("load")
-        await super().load(directory, version)
+        await super().load(directory, version, run)
 
     async def version(self):
         return (await self.info()).version
@@ -95,17 +95,24 @@ def announce(bus, clock, tmp_path):
 
 
 @asynccontextmanager
-async def syncing(bus, clock, engine):
-    """Run the synchronisation while the block runs; it must outlive it."""
+async def begun(bus, clock, engine, **options):
+    """Run a synchronisation while the block runs; gives its task."""
     control = ControlView(bus, clock)
     async with control.following():
-        sync = WeightSync(control, engine, clock, Publisher(bus, clock, "policy"), run="r")
+        sync = WeightSync(control, engine, clock, Publisher(bus, clock, "policy"), **{"run": "r", **options})
         running = asyncio.create_task(sync.run())
         await settle()
-        yield
-        assert not running.done(), running
+        yield running
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+@asynccontextmanager
+async def syncing(bus, clock, engine, **options):
+    """Run a synchronisation while the block runs; it must outlive it."""
+    async with begun(bus, clock, engine, **options) as running:
+        yield
+        assert not running.done(), running
 
 
 async def test_an_announced_version_is_loaded_under_a_pause_that_ends(bus, clock, engine, announce):
@@ -146,6 +153,44 @@ async def test_another_runs_weights_are_not_ours(bus, clock, engine, announce):
         await announce(1, run="other")
 
         assert [] == engine.loaded
+
+
+async def test_the_engine_of_a_run_that_trains_is_left_alone(bus, clock, engine, announce):
+    """A second synchronisation by mistake ends with an error that says what to do; the first one notices nothing."""
+    await announce(1)
+    await announce(1, run="late")
+    async with syncing(bus, clock, engine), begun(bus, clock, engine, run="late") as second:
+        with pytest.raises(EngineTaken, match="version 1 of run r, which has not ended: give run late an engine"):
+            await second
+        await clock.advance(2 * LOOK_EVERY_S)
+
+        assert [Weights(1, "r")] == [(await engine.info()).weights]
+        assert ["pause", "load", "resume"] == engine.heard
+
+
+async def test_the_engine_of_a_run_that_has_ended_is_free(bus, clock, engine, announce):
+    """Its trainer said in its last credit that it wants no more groups."""
+    await announce(8)
+    async with syncing(bus, clock, engine):
+        pass
+    last = Credit(run="r", epoch=0, admit_up_to=1, min_version=0, horizon=1, temperature=1.0, closed=True)
+    await Publisher(bus, clock, "trainer").publish(CONTROL, last)
+    await announce(0, run="next")
+    async with syncing(bus, clock, engine, run="next"):
+        assert (await engine.info()).weights == Weights(0, "next")
+
+
+async def test_an_engine_may_be_taken_and_whoever_had_it_ends(bus, clock, engine, announce):
+    """They never load in turns: the one that was there finds out and says who has it now."""
+    await announce(3)
+    await announce(1, run="next")
+    async with begun(bus, clock, engine) as first, syncing(bus, clock, engine, run="next", take=True):
+        await clock.advance(LOOK_EVERY_S)
+        with pytest.raises(EngineTaken, match="run r had this engine, and now the engine has version 1 of run next"):
+            await first
+        await clock.advance(2 * LOOK_EVERY_S)
+
+        assert (await engine.info()).weights == Weights(1, "next")
 
 
 async def test_a_new_trainer_may_go_back_to_a_version(bus, clock, engine, announce):
@@ -198,7 +243,7 @@ async def test_an_engine_that_restarted_gets_its_weights_again_without_news(bus,
     """It is looked at regularly."""
     async with syncing(bus, clock, engine):
         await announce(4)
-        engine._version = 0
+        engine._weights = Weights()
         await clock.advance(LOOK_EVERY_S)
 
         assert await engine.version() == 4

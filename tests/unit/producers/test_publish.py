@@ -45,13 +45,14 @@ def test_siblings_are_alike_but_for_their_number():
         first.payload,
         first.family,
     )
-    assert (86_401_000, Budgets(run_s=60), Sampling(top_k=5), 9, None, 0) == (
+    assert (86_401_000, Budgets(run_s=60), Sampling(top_k=5), 9, None, 0, None) == (
         first.start_by_ms,
         first.budgets,
         first.sampling,
         first.horizon,
         first.admission,
         first.min_version,
+        first.weights_of,
     )
 
 
@@ -59,10 +60,11 @@ def test_the_trainers_stamps_come_with_the_credit():
     """Horizon, temperature and lowest version are those at admission; the rest is the manifest's."""
     (task, _) = tasks_of(MANIFEST, "s", INSTANCE, now_ms=0, admission=7, credit=CREDIT)
 
-    assert (7, 12, 6, Sampling(top_k=5, temperature=0.5)) == (
+    assert (7, 12, 6, "r", Sampling(top_k=5, temperature=0.5)) == (
         task.admission,
         task.horizon,
         task.min_version,
+        task.weights_of,
         task.sampling,
     )
 

@@ -50,9 +50,9 @@ def machine(renderer, *, invalid_ends=True, context=1024, messages=OPENING, act=
     return EpisodeMachine(episode, renderer, info, act, invalid_ends=invalid_ends)
 
 
-def said(*ids, finish="stop", versions=None):
+def said(*ids, finish="stop", versions=None, run=""):
     versions = versions or [3] * len(ids)
-    spans = [VersionSpan(start=at, stop=at + 1, version=version) for at, version in enumerate(versions)]
+    spans = [VersionSpan(start=at, stop=at + 1, version=version, run=run) for at, version in enumerate(versions)]
     return Generation(
         token_ids=np.array(ids, np.int32),
         logprobs=-0.25 * np.arange(1, len(ids) + 1, dtype=np.float32),
@@ -215,6 +215,20 @@ def test_new_weights_in_the_middle_of_an_answer_are_recorded_token_by_token(rend
         (span.dtype, span.logprobs_mode, span.sampling) for span in record.spans
     }
     assert [-0.25, -0.5, -0.75] == record.logprob_array[opening:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "served", "recorded"),
+    [(None, "r", ""), (None, "", ""), (None, "other", "other"), ("trained", "trained", ""), ("trained", "", "")],
+)
+def test_a_span_names_the_run_of_its_weights_if_that_is_another_one(renderer, wanted, served, recorded):
+    """A trainer must not take another run's version 3 for its own."""
+    episode = machine(renderer, run="r", weights_of=wanted)
+    episode.start(0)
+    episode.generated(said(GO, END_ID, run=served), 1)
+    episode.observed(Action(text="go", name="go"), "", 2, done=True)
+
+    assert {recorded} == {span.weights_of for span in checked(episode).spans}
 
 
 def test_each_turn_has_a_seed_of_its_own_that_no_attempt_changes(renderer):

@@ -268,8 +268,64 @@ async def test_a_task_waits_for_the_version_that_it_was_admitted_for(host, toy_r
     waiting = asyncio.create_task(stage.handle(await opened(host, min_version=5, group="g1")))
     await settle()
     await clock.advance(6.0)
-    with pytest.raises(Failure, match="waited 5 s for policy version 5; the engine has 4"):
+    with pytest.raises(Failure, match="waited 5 s for policy version >= 5; the engine has 4"):
         await waiting
+
+
+async def loaded(policy, directory, version, run):
+    await policy.pause()
+    await policy.load(directory, version, run)
+    await policy.resume()
+
+
+async def test_a_task_of_a_run_in_training_waits_for_the_weights_of_that_run(host, toy_renderer, tmp_path):
+    """Another run's version 7 is not its own: nothing of it is sampled."""
+    clock, policy = VirtualClock(), policy_of(toy_renderer, "hello")
+    await loaded(policy, tmp_path, 7, "other")
+    stage = stage_of(host, policy, toy_renderer, clock=clock)
+    waiting = asyncio.create_task(stage.handle(await opened(host, min_version=5, weights_of="mine")))
+    await settle()
+    await clock.advance(1.0)
+    assert (waiting.done(), policy.sampled) == (False, 0)
+    await loaded(policy, tmp_path, 5, "mine")
+    await clock.advance(1.0)
+    assert (await waiting).message.transcript.spans[0].version == 5
+
+    waiting = asyncio.create_task(stage.handle(await opened(host, min_version=5, weights_of="third", group="g1")))
+    await settle()
+    await clock.advance(6.0)
+    with pytest.raises(Failure, match="for policy version >= 5 of run third; the engine has 5 of run mine"):
+        await waiting
+
+
+async def test_weights_of_another_run_that_come_in_between_fail_the_rollout(host, toy_renderer, tmp_path):
+    """Two runs brought their weights into one engine: no token of the wrong policy is trained on."""
+    policy = policy_of(toy_renderer, "hello")
+    await loaded(policy, tmp_path, 5, "mine")
+    stage = stage_of(host, policy, toy_renderer)
+    await stage.handle(await opened(host, weights_of="mine"))
+    await loaded(policy, tmp_path, 6, "other")
+    failed = await failure(stage, await opened(host, weights_of="mine", group="g1"))
+
+    assert (FailureKind.ENGINE, Boundary.POLICY) == (failed.kind, failed.boundary)
+    assert "version 6 of run other sampled a part of it, and the task is for run mine" in failed.cause
+
+
+async def test_a_task_that_nobody_trains_on_is_sampled_by_whatever_is_served(host, toy_renderer, tmp_path):
+    """Published from any producer, or made again from a log."""
+    policy = policy_of(toy_renderer, "hello")
+    await loaded(policy, tmp_path, 6, "other")
+
+    assert (await stage_of(host, policy, toy_renderer).handle(await opened(host))).message.stop is StopReason.DONE
+
+
+async def test_weights_that_were_put_in_place_by_hand_are_taken_by_their_number(host, toy_renderer, tmp_path):
+    """An engine may be given weights by other means than a trainer's announcements."""
+    policy = policy_of(toy_renderer, "hello")
+    await loaded(policy, tmp_path, 6, "")
+    episode = await opened(host, weights_of="mine", min_version=6)
+
+    assert (await stage_of(host, policy, toy_renderer).handle(episode)).message.stop is StopReason.DONE
 
 
 async def test_limits_of_the_task_reach_the_engine(host, toy_renderer):
