@@ -62,8 +62,8 @@ CREATE TABLE IF NOT EXISTS trajectories (
     seed UInt64,
     admission Nullable(UInt64),
     outcome LowCardinality(String),            -- completed, failed, cancelled, expired
-    reward Float64,                            -- shaped; 0 unless completed
-    success Float64,                           -- unshaped, in [0, 1]; 0 unless completed
+    reward Float64,                            -- shaped; 0 unless completed (in `accepted`, NULL)
+    success Float64,                           -- unshaped, in [0, 1]; 0 unless completed (in `accepted`, NULL)
     truncated UInt8,
     components Map(LowCardinality(String), Float64),
     failure_kind LowCardinality(String),
@@ -225,9 +225,13 @@ CREATE TABLE IF NOT EXISTS positions (
 SETTINGS non_replicated_deduplication_window = 100;
 
 -- The record that counts for each sample, as schemas/arbiter.py rules: the first one in the log among those with the
--- digest of the group's first one.
+-- digest of the group's first one. What was not completed has no grade, so an average is that of the graded ones.
 CREATE OR REPLACE VIEW accepted AS
-SELECT * FROM trajectories
+SELECT * REPLACE (
+    if(outcome = 'completed', reward, NULL) AS reward,
+    if(outcome = 'completed', success, NULL) AS success
+)
+FROM trajectories
 WHERE (run, `group`, sample, kafka_offset) IN (
     SELECT run, `group`, sample, min(kafka_offset)
     FROM trajectories

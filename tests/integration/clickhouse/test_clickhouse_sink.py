@@ -155,6 +155,20 @@ async def test_the_first_record_of_a_sample_is_the_accepted_one(bus, address):
     assert await rows_of(address, "SELECT sample, kafka_offset FROM conflicts") == [(4, 1)]
 
 
+async def test_a_sample_that_failed_has_no_grade_to_average(bus, address):
+    """A failure of the system is not a reward of 0, in a query either."""
+    publisher = Publisher(bus, SystemClock(), "test")
+    done = SAMPLES["rollmill.trajectory"]
+    failed = SAMPLES["rollmill.trajectory.failed"]
+    for sample, message in enumerate((done, failed, failed)):
+        task = msgspec.structs.replace(TASK, sample=sample)
+        await publisher.publish(TRAJECTORIES, msgspec.structs.replace(message, task=task))
+    async with running_sink(bus, address):
+        await until_stored(bus, "trajectories")
+    averages = await rows_of(address, "SELECT avg(reward), avg(success), count() FROM accepted")
+    assert averages == [(done.outcome.reward, done.outcome.success, 3)]
+
+
 def outcome_of(task):
     """Return a terminal record of a task."""
     done = next(one for one in SAMPLES.values() if isinstance(one, Trajectory) and isinstance(one.outcome, Completed))
