@@ -82,5 +82,5 @@ def test_a_preset_knows_neither_model_nor_task(name):
     """Those are the run's."""
     values = tomllib.loads((presets.FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
 
-    assert values.keys() <= {"algorithm", "curriculum", "stop", "checkpoints", "plan", "tasks"}
+    assert values.keys() <= {"algorithm", "curriculum", "guards", "stop", "checkpoints", "plan", "tasks"}
     assert not values.get("tasks", {}).keys() & {"jsonl", "family", "payload"}
