@@ -119,10 +119,10 @@ def print_result(result: dict[str, Any], as_json: bool, show: Callable[[dict[str
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print rows for a person."""
+    """Print rows for a person; a cell that is too wide goes on in the next line, for half a name helps nobody."""
     table = Table(title=title, title_justify="left", header_style="bold")
     for column in columns:
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
     console.print(table)

@@ -64,12 +64,12 @@ def episode_figures(plan: Planned) -> Iterator[Figure]:
 def trainer_figures(plan: Planned) -> Iterator[Figure]:
     """Yield the trainer's memory."""
     algorithm, gpus, memory = plan.run.algorithm, plan.assumed.trainer_gpus, plan.trainer
-    count = f"{plan.shape.count / 1e9:.3g} billion parameters" + (f" / {gpus} GPUs" if gpus > 1 else "")
+    count = parameters(plan.shape.count) + (f" / {gpus} GPUs" if gpus > 1 else "")
     copy = " and 2 B for autocast's copy" if algorithm.precision == "bfloat16" else ""
     tokens = max(algorithm.micro_tokens, round(plan.longest.all))
     again = algorithm.activation_checkpointing
     trained = trained_count(plan.shape, algorithm)
-    whose = f", of {trained / 1e6:.3g} million in adapters alone" if algorithm.lora else ""
+    whose = f", of {parameters(trained)} in adapters alone" if algorithm.lora else ""
     yield Figure("trainer.weights_bytes", memory.weights, f"4 B{copy} x {count}")
     yield Figure("trainer.gradients_bytes", memory.gradients, f"4 B each{whose}")
     yield Figure("trainer.optimizer_bytes", memory.optimizer, "AdamW: two momenta of 4 B each")
@@ -99,6 +99,14 @@ def trainer_figures(plan: Planned) -> Iterator[Figure]:
         disk_bytes(plan.shape, trained, checkpoints.keep, checkpoints.keep_versions),
         f"{checkpoints.keep} checkpoints of 12 B per trained parameter, {checkpoints.keep_versions} versions of 4 B",
     )
+
+
+def parameters(count: int) -> str:
+    """Return a number of parameters for a person: three digits and a unit."""
+    for size, unit in ((10**9, " billion"), (10**6, " million"), (10**3, " thousand")):
+        if count >= size:
+            return f"{count / size:.3g}{unit} parameters"
+    return f"{count} parameters"
 
 
 def _second_model(algorithm: AlgorithmConfig) -> str:

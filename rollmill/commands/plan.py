@@ -17,7 +17,7 @@ from trainer.config import PLAN, RUN_SET, make_config, read_run
 from trainer.model_shape import shape_of
 from trainer.plan import Planned
 from trainer.plan_config import make_plan_config
-from trainer.plan_figures import Figure, LogBytes, bottleneck, notes, problems, sections
+from trainer.plan_figures import Figure, LogBytes, bottleneck, notes, parameters, problems, sections
 from trainer.plan_work import Limits, episodes_of_step
 from trainer.record_sizes import EpisodeSize, sample_bytes, step_bytes
 
@@ -94,9 +94,7 @@ def as_values(plan: Planned, log: LogBytes, origin: str) -> dict[str, Any]:
 
 
 def _show(plan: Planned, log: LogBytes, origin: str) -> None:
-    output.console.print(
-        f"{plan.run.run}: {plan.shape.count / 1e9:.3g} billion parameters, from {origin}", markup=False
-    )
+    output.console.print(f"{plan.run.run}: {parameters(plan.shape.count)}, from {origin}", markup=False)
     for title, figures in sections(plan, log).items():
         rows = [(figure.name, shown(figure), figure.follows) for figure in figures]
         output.print_table(title, ("figure", "value", "follows from"), rows)

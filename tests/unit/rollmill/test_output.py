@@ -39,6 +39,15 @@ def test_rows_that_do_not_fit_are_shown_one_by_one(printed):
     assert "x" * 100 == "".join(line.strip() for line in text.splitlines() if "xx" in line).removeprefix("text").strip()
 
 
+def test_no_name_in_a_table_is_cut(printed):
+    """Not even where the terminal is too narrow for it: whoever reads it wants to type it."""
+    name = "a-run-of-" + "long" * 12
+    output.print_table("runs", ["run", "created", "cause"], [[name, "2026-01-01", "budget"]])
+
+    cells = [line.split("\u2502")[1].strip() for line in printed().splitlines() if line.startswith("\u2502")]
+    assert name == "".join(cells)
+
+
 def test_what_a_policy_said_is_shown_and_not_obeyed(printed):
     """Neither by the terminal nor as markup."""
     output.print_rows(["said"], [["\x1b[2J [red]"]])

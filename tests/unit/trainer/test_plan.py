@@ -12,7 +12,7 @@ from trainer.config import PLAN, CurriculumConfig, make_config, read_run
 from trainer.model_shape import ModelShape, shape_of
 from trainer.plan import Planned, retained_bytes
 from trainer.plan_config import PlanConfig, make_plan_config
-from trainer.plan_figures import LogBytes, bottleneck, log_rates, notes, problems, sections
+from trainer.plan_figures import LogBytes, bottleneck, log_rates, notes, parameters, problems, sections
 from trainer.plan_memory import disk_bytes, engine_memory, host_bytes, trained_count, trainer_memory
 from trainer.plan_work import (
     Limits,
@@ -489,3 +489,17 @@ def test_the_plans_section_is_no_part_of_a_runs_configuration(tmp_path):
 
     assert make_plan_config(values.pop(PLAN), str(path)).mfu == 0.4
     assert PLAN not in make_config(values).model_dump()
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (7_615_616_512, "7.62 billion parameters"),
+        (134_515_008, "135 million parameters"),
+        (99_072, "99.1 thousand parameters"),
+        (700, "700 parameters"),
+    ],
+)
+def test_a_models_size_has_the_unit_that_fits_it(count, said):
+    """A debug model is no small part of a billion."""
+    assert parameters(count) == said
