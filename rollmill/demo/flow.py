@@ -245,15 +245,13 @@ async def _kill(
 
 
 async def _show_figures(machine: Machine, watch: RunWatch, recipe: Recipe, screen: Screen) -> None:
-    began = machine.clock.monotonic()
     while True:
-        left_s = recipe.time_limit_s - (machine.clock.monotonic() - began)
         try:
             lags = await stage_lags(machine.bus)
         except BusError as error:
             screen.say(f"[yellow]the log does not answer, its services wait:[/] {error}")
         else:
-            screen.training(watch.state, lags, max_steps=recipe.max_steps, left_s=left_s)
+            screen.training(watch.state, lags, max_steps=recipe.max_steps)
         await machine.clock.sleep(SHOW_EVERY_S)
 
 

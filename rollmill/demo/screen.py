@@ -75,10 +75,12 @@ class Screen:
             self._plain_at = self.seconds
             self.say(f"[dim]{text}[/]")
 
-    def training(self, state: RunState, lags: Sequence[StageLag], *, max_steps: int, left_s: float) -> None:
+    def training(self, state: RunState, lags: Sequence[StageLag], *, max_steps: int) -> None:
         """Show the figures of a run that trains."""
         metrics, dropped = state.metrics, sum(state.dropped.values())
         recent = metrics.get("trainer.recent_success_mean", 0)
+        left_s = metrics.get("trainer.left_s")
+        left = "" if left_s is None else f"  {left_s:.0f} s left at most"
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(state.dropped.items()))
         stages = "  ".join(f"{lag.stage} {state.finished[lag.stage]} (lag {lag.lag})" for lag in lags)
         if not state.decided:
@@ -86,7 +88,7 @@ class Screen:
             return
         self.figures(
             f"step [bold]{state.step}[/]/{max_steps}  version {state.version}  success [bold]{recent:.2f}[/]"
-            f"  reward {metrics.get('trainer.reward_mean', 0):.2f}  {max(0, left_s):.0f} s left at most"
+            f"  reward {metrics.get('trainer.reward_mean', 0):.2f}{left}"
             f" | kept {state.kept}  dropped {dropped}{f' ({reasons})' if reasons else ''}"
             f"  trainer idle {metrics.get('trainer.idle_share', 0):.0%}"
             f" | {stages}"
