@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from infra.inference.base import Weights
 from rollmill import toml
 from rollmill.demo.control import rose
 from rollmill.demo.evaluation import Suite, measure
@@ -220,7 +221,7 @@ async def _scores(machine: MemoryMachine, run: Run, version: int) -> Scores:
         run.suite,
         run=f"{run.id}-hunts",
         seed=run.seed,
-        version=version,
+        weights=Weights(version, run.id),
         limit_s=HUNTS_LIMIT_S,
     )
     return found.scores

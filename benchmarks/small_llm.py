@@ -25,6 +25,7 @@ import click
 from benchmarks import between, smollm2
 from benchmarks.learning import STEP_LIMIT_S, trained
 from benchmarks.report import machine
+from infra.inference.base import Weights
 from infra.inference.local_server.engine import EngineLimits
 from producers.generated import GeneratedSource
 from rollmill import toml
@@ -167,7 +168,9 @@ async def _scores(at_work: MemoryMachine, version: int) -> Scores:
         max_sampled_tokens=MAX_TOKENS,
     )
     source = GeneratedSource("between", {}, name="questions", count=QUESTIONS)
-    ended = await play(at_work.bus, at_work.clock, source, wanted, version=version, limit_s=QUESTIONS_LIMIT_S)
+    ended = await play(
+        at_work.bus, at_work.clock, source, wanted, weights=Weights(version, RUN), limit_s=QUESTIONS_LIMIT_S
+    )
     return scores(wanted.run, [one.played for one in ended])
 
 

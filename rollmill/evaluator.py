@@ -21,6 +21,7 @@ import msgspec
 from infra.bus import Bus
 from infra.clock import Clock
 from infra.errors import ConfigError
+from infra.inference.base import Weights
 from infra.middleware.deadline import reap_at_ms
 from infra.trajectories import TrajectoryReader
 from infra.wire import Publisher
@@ -108,7 +109,7 @@ class PipelineEvaluator:
     async def evaluate(self, version: int, step: int, purpose: Purpose) -> Scores:
         """Play the suite; see the protocol."""
         manifest = self._manifest(version, step, purpose)
-        ended = await play(self._bus, self._clock, self._source, manifest, version=version, weights_of=self._run.run)
+        ended = await play(self._bus, self._clock, self._source, manifest, weights=Weights(version, self._run.run))
         # Bootstraps of a large suite take seconds, and the trainer shares this event loop.
         return await asyncio.to_thread(scores, manifest.run, [one.played for one in ended])
 
@@ -154,8 +155,7 @@ async def play(
     source: TaskSource,
     wanted: RunManifest,
     *,
-    version: int | None = None,
-    weights_of: str | None = None,
+    weights: Weights | None = None,
     limit_s: float | None = None,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> list[Ended]:
@@ -166,8 +166,7 @@ async def play(
         clock: for limits.
         source: the tasks, with an end.
         wanted: the run under which they are played.
-        version: the only version that may sample; any unless given.
-        weights_of: the run whose version that is; any unless given.
+        weights: the only ones that may sample; any unless given.
         limit_s: longest wait for the outcomes, seconds; until the tasks' own time is up unless given.
         on_progress: told how many samples have ended.
 
@@ -178,13 +177,14 @@ async def play(
     manifest = await ensure_manifest(bus, clock, publisher, wanted)
     now_ms = clock.now_ms()
     tasks = [
-        msgspec.structs.replace(task, min_version=version or 0, weights_of=weights_of)
+        task if weights is None else msgspec.structs.replace(task, min_version=weights.version, weights_of=weights.run)
         for instance in source.instances()
         for task in tasks_of(manifest, source.name, instance, now_ms=now_ms)
     ]
     async with TrajectoryReader.on(bus, clock, manifest.run, start=manifest.trajectories_start) as reader:
         playing = _Playing(clock, publisher, reader, limit_s, on_progress)
         await playing.play(tasks)
+        version = None if weights is None else weights.version
         again = {task.id: second_try(task) for task in tasks if _went_wrong(playing.known.get(task.id), version)}
         if again:
             log.info("run %s: %d of %d samples are played once more", manifest.run, len(again), len(tasks))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from infra.bus import Bus
 from infra.clock import Clock
 from infra.errors import WaitTimeout
+from infra.inference.base import Weights
 from producers.generated import GeneratedSource
 from rollmill.evaluator import play
 from schemas.control import RunManifest
@@ -56,8 +57,7 @@ async def measure(
     *,
     run: str,
     seed: int,
-    version: int | None = None,
-    weights_of: str | None = None,
+    weights: Weights | None = None,
     limit_s: float = LIMIT_S,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> Measured:
@@ -69,8 +69,7 @@ async def measure(
         suite: what is played.
         run: the run under which it is played.
         seed: of the run.
-        version: the only version of the policy that counts; whichever is served unless given.
-        weights_of: the run whose version that is; any unless given.
+        weights: the only ones that count; whichever are served unless given.
         limit_s: longest wait, seconds.
         on_progress: told how many episodes have ended.
 
@@ -87,13 +86,7 @@ async def measure(
         sampling=Sampling(temperature=suite.temperature, max_tokens=8),
         max_sampled_tokens=8 * suite.turns,
     )
-    ended = await play(
-        *(bus, clock, source, wanted),
-        version=version,
-        weights_of=weights_of,
-        limit_s=limit_s,
-        on_progress=on_progress,
-    )
+    ended = await play(bus, clock, source, wanted, weights=weights, limit_s=limit_s, on_progress=on_progress)
     found = [one.trajectory for one in ended if one.trajectory is not None]
     if len(found) < len(ended):
         raise WaitTimeout(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import BusError, RollmillError
+from infra.inference.base import Weights
 from rollmill.demo.baselines import baseline
 from rollmill.demo.chart import draw
 from rollmill.demo.control import rose
@@ -167,8 +168,7 @@ async def _measure(
             suite,
             run=run,
             seed=story.seed,
-            version=version,
-            weights_of=story.run,
+            weights=Weights(version, story.run),
             on_progress=on_progress,
         )
 
