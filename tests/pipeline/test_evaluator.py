@@ -122,16 +122,19 @@ async def log_and_clock():
 
 
 async def test_a_suite_is_played_by_the_whole_pipeline(tmp_path):
-    """The expert opens every door of the suite, and the figures say so."""
+    """The expert, whose weights are the run's version 7, opens every door of the suite, and the figures say so."""
     clock = FastClock()
     bus = MemoryBus(clock)
     await bus.create_topics(TABLE)
     renderer = Renderer(word_model(tmp_path / "model", WORDS))
     outside = Outside(host=RestartingHost(clock), policy=FaultyPolicy(renderer), renderer=renderer)
+    await outside.policy.pause()
+    await outside.policy.load(tmp_path, 7, "r")
+    await outside.policy.resume()
     pipeline = Pipeline(bus, clock, Config(), outside)
     async with outside.host:
         running = asyncio.create_task(pipeline.run())
-        found = await PipelineEvaluator(bus, clock, run_config(tmp_path), tmp_path).evaluate(0, 0, Purpose.EVALUATION)
+        found = await PipelineEvaluator(bus, clock, run_config(tmp_path), tmp_path).evaluate(7, 0, Purpose.EVALUATION)
         pipeline.stop()
         await asyncio.wait_for(running, 15)
 
@@ -158,7 +161,7 @@ async def test_a_suite_is_a_run_of_its_own_as_the_configuration_says(tmp_path):
     assert [len(gate), {task.sampling.temperature for task in gate}] == [12, {0.8}]
     for task in met:
         assert (task.min_version, task.horizon, task.sampling.max_tokens, task.budgets.run_s) == (7, 12, 9, 60.0)
-        assert (task.source, task.admission) == (SUITE, None)
+        assert (task.source, task.admission, task.weights_of) == (SUITE, None, "r")
 
 
 async def test_an_evaluation_has_the_horizon_of_the_last_stage_and_the_gate_that_of_the_first(tmp_path):
