@@ -118,6 +118,16 @@ TABLE: dict[str, Benchmark] = {
             Row(key="detail.larger_batches.ratio", rival="the same with generation batches three times as large"),
         ),
     ),
+    "routing": Benchmark(
+        module="benchmarks.routing",
+        work="heavy-tailed episodes of many turns on simulated engines of unequal speed, with caches of prefixes",
+        rows=(
+            Row(key="ratio", rival="ProRL's heap: a count that never falls, a job stays (episodes/s)", at_least=1.5),
+            Row(
+                key="detail.prefix_hits_ratio", rival="the same: share of prompt tokens that were cached", at_least=0.95
+            ),
+        ),
+    ),
     "step": Benchmark(
         module="benchmarks.step",
         work="a trainer step on heavy-tailed lengths, the demo's model",

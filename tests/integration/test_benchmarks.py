@@ -74,6 +74,15 @@ def test_cancels_quickly():
     assert 0 <= found["detail"]["p50_s"] <= found["detail"]["p99_s"] < 10
 
 
+def test_routing_quickly():
+    """Time is simulated: what holds here holds everywhere."""
+    found = quickly("routing")
+
+    assert found["ratio"] == found["ours"] / found["rival"] >= 1.5
+    assert found["detail"]["prefix_hits_ratio"] >= 0.95
+    assert found["detail"]["least_outstanding"]["ratio"] > 1
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("kafka")  # where Kafka cannot run, this is skipped
 def test_a_hop_quickly():
