@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 SAY_EVERY_S = 30.0
 """A feeder that waits says what it waits for this often, seconds."""
 
+RESUMED_S = 60.0
+"""A run that had ended may be resumed by a trainer that starts together with its feeder, seconds."""
+
 MANIFEST_WAIT_S = 300.0
 """Longest wait for the run's manifest, seconds."""
 
@@ -147,21 +150,28 @@ class Feeder:
     async def _credit_for(self, number: int) -> Credit | Cancel:
         """Return the credit once it covers a group number, or closes the run; waits as long as the trainer does.
 
-        A cancel of the run ends the wait.
+        A cancel of the run ends the wait. That the run had ended before this feeder began is not believed at once.
         """
         waited_from = said_at = self._clock.monotonic()
         while (cancel := self._control.get(f"cancel/{self._run}", Cancel)) is None:
             self._refuse_if_replaced()
             credit = self._control.get(f"credit/{self._run}", Credit)
-            if credit is not None and (credit.closed or number < credit.admit_up_to):
+            if credit is not None and self._decides(credit, number, waited_from):
                 return credit
             await self._control.changed(said_at + SAY_EVERY_S - self._clock.monotonic())
             now = self._clock.monotonic()
             if now - said_at >= SAY_EVERY_S:
                 said_at, waited_s = now, now - waited_from
-                has = credit.admit_up_to if credit else "none"
+                has = "none" if credit is None else "closed" if credit.closed else credit.admit_up_to
                 log.info("run %s: group %d waits %.0f s for credit (has %s)", self._run, number, waited_s, has)
         return cancel
+
+    def _decides(self, credit: Credit, number: int, since: float) -> bool:
+        """Tell whether a credit covers a group number, or ends the run."""
+        if not credit.closed:
+            return number < credit.admit_up_to
+        before_us = self._control.offset(f"credit/{self._run}") < self._started_at
+        return not before_us or self._clock.monotonic() - since >= RESUMED_S
 
     async def _manifest(self) -> RunManifest:
         until = self._clock.monotonic() + MANIFEST_WAIT_S

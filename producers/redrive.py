@@ -35,7 +35,7 @@ from producers.redriven import Sought, published
 from schemas.cancels import Cancels
 from schemas.codec import DecodeError
 from schemas.control import Cancel, RunManifest
-from schemas.identity import group_id
+from schemas.identity import group_id, redriven_place
 from schemas.messages import MAX_TIME_MS, TASK_RANGES, Task, Trajectory
 from schemas.task_flaws import flaw
 
@@ -232,10 +232,7 @@ def siblings(task: Task, *, start_by_ms: int) -> list[Task]:
     if task.samples > MAX_SIBLINGS:
         raise NotRedrivable(f"its group claims {task.samples} siblings; at most {MAX_SIBLINGS} are published at once")
     visit = min(task.visit + 1, TASK_RANGES["visit"][1])
-    # The old group is part of the place: a source that is passed again has a group of that visit and row already, and
-    # a foreign producer may have given two groups one place.
-    place = f"{task.source} redrive of {task.group}"
-    group = group_id(task.run, place, visit, task.row, task.payload)
+    group = group_id(task.run, redriven_place(task.source, task.group), visit, task.row, task.payload)
     return [
         msgspec.structs.replace(
             task,

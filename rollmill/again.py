@@ -31,7 +31,7 @@ from producers.publish import ensure_manifest, publish_tasks, refuse_cancelled
 from schemas.arbiter import Arbiter, Ruling
 from schemas.control import RunManifest
 from schemas.dispositions import REPLAYED
-from schemas.identity import group_id
+from schemas.identity import group_id, redriven_place
 from schemas.messages import Rollout, Task, Trajectory
 from schemas.outcome import Completed
 from schemas.topics import TRAJECTORIES
@@ -184,8 +184,8 @@ async def resample(bus: Bus, clock: Clock, run: str, *, into: str) -> int:
     published, batch = 0, list[Task]()
     async with aclosing(accepted(bus, clock, manifest)) as outcomes:
         async for outcome in outcomes:
-            # Nobody's credit is used up, and whatever version the engine has now may sample.
-            free = {"start_by_ms": start_by_ms, "admission": None, "min_version": 0, "weights_of": None}
+            # Nobody's credit is used up, whatever version the engine has now may sample, and no failure was met yet.
+            free = {"start_by_ms": start_by_ms, "admission": None, "min_version": 0, "weights_of": None, "attempt": 0}
             batch.append(msgspec.structs.replace(moved(outcome.task, into), **free))
             if len(batch) == AT_ONCE:
                 published += await publish_tasks(publisher, batch)
@@ -225,7 +225,8 @@ def _of_another_run(outcome: Trajectory, run: str) -> Trajectory:
 
 def moved(task: Task, run: str) -> Task:
     """Return a task as that of another run: the same place, seed and siblings, another group id."""
-    group = group_id(run, task.source, task.visit, task.row, task.payload)
+    place = task.source if task.redrive_of is None else redriven_place(task.source, task.redrive_of)
+    group = group_id(run, place, task.visit, task.row, task.payload)
     return msgspec.structs.replace(task, run=run, group=group)
 
 

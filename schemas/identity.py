@@ -42,6 +42,15 @@ def run_name(text: str) -> str:
     return text
 
 
+def redriven_place(source: str, group: str) -> str:
+    """Return the source, as `group_id` takes it, of the work of a group that is done again.
+
+    The old group is part of it: a source that is passed again has a group of that visit and row already, and a foreign
+    producer may have given two groups one place.
+    """
+    return f"{source} redrive of {group}"
+
+
 def canonical(payload: Any) -> bytes:
     """Return the canonical msgpack bytes of a payload.
 

@@ -106,7 +106,9 @@ class AdaptedPolicy(Policy):
 
     def published(self) -> bytes:
         """Return the weight file of the policy as a whole model, without adapters."""
-        return file_bytes(merged(self._gather(self.model, self._whole), self._lora.alpha / self._lora.rank))
+        # On the CPU, as from a checkpoint: a GPU rounds otherwise, and the two would have different digests.
+        tensors = {name: tensor.cpu() for name, tensor in self._gather(self.model, self._whole).items()}
+        return file_bytes(merged(tensors, self._lora.alpha / self._lora.rank))
 
     def moved_reference(self) -> Tensors:
         """Return what a checkpoint keeps of a reference that was moved; nothing while the model directory tells it."""

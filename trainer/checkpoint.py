@@ -120,21 +120,22 @@ def prune(
     """Remove checkpoints that no resume and no rollback needs, and what an interrupted `save` left.
 
     Of the steps that the run has live, the newest `keep` stay, every one that `milestones` divides and every one that
-    is pinned; a rollback to
-    a step between two that stay begins at the one before it. A step that was saved twice is one step and the newer
-    checkpoint stays, so that repeated resumes never push older steps out.
+    is pinned; a rollback to a step between two that stay begins at the one before it. A step that was saved twice is
+    one step and the newer checkpoint stays, so that repeated resumes never push older steps out.
 
     Args:
         parent: where checkpoints live.
         keep: steps kept, counted from the newest.
         milestones: keep these multiples too.
-        own: the checkpoint just written; what a later trainer has begun to write beside it is left alone.
+        own: the checkpoint just written; what a later trainer writes beside it is left alone.
         live: tells whether a checkpoint's step is one of the run, and not one that was rolled back.
         pinned: steps that stay, whatever their age.
     """
     kept: set[int] = set()
     for directory in list(_candidates(parent)):
         state = _state(directory)
+        if state is not None and state.epoch > own.epoch:
+            continue
         wanted = state is not None and live(state) and state.step not in kept
         if state is not None and wanted and (len(kept) < keep or _stays(state.step, milestones, pinned)):
             kept.add(state.step)

@@ -80,15 +80,16 @@ class Guarding:
             trainer.collapse.GoBack: the run shall go on from an earlier step.
         """
         self.counts, found = judge(self._rules, self.counts, figures)
-        end: str | None = None
-        for finding in () if again else found:
-            action = await self._raise(step, finding)
+        told = [] if again else [(await self._raise(step, finding), finding) for finding in found]
+        # All are written down first, and an end is stronger than going back: nobody is there to see what comes of that.
+        for action, finding in told:
+            if action is Action.STOP:
+                return reason(finding.cause)
+        for action, finding in told:
             if action is Action.BACK:
                 # The figures of its first step were those of the version before.
                 raise GoBack(best(max(0, step - finding.steps - 1)), finding.cause)
-            if action is Action.STOP:
-                end = reason(finding.cause)
-        return end
+        return None
 
     async def _raise(self, step: int, finding: Finding) -> Action:
         """Write an alarm down unless it is, and return what follows."""

@@ -65,8 +65,6 @@ class History:
     """Groups dropped while later undone steps were live: by their lags, which nobody can find again."""
     ended: RunEnded | None = None
     """The end, unless a trainer has started since."""
-    last_offset: int = -1
-    """Offset of the last of them."""
     _alarmed_at: dict[tuple[int, Guard], int] = field(default_factory=dict)
     """Offset of each alarm."""
     _offsets: dict[int, int] = field(default_factory=dict)
@@ -92,7 +90,6 @@ class History:
 
     def add(self, offset: int, decision: Decision) -> None:
         """Take the next live decision."""
-        self.last_offset = offset
         match decision:
             case TrainerStarted():
                 self.started[offset] = decision
@@ -114,7 +111,8 @@ class History:
             case Alarm():
                 self.alarms[decision.step, decision.guard] = decision
                 self._alarmed_at[decision.step, decision.guard] = offset
-                self.stopped_by = decision if decision.action is Action.STOP else None
+                if decision.action is Action.STOP:
+                    self.stopped_by = decision
             case Branch():
                 self._lr_scales.append((offset, decision.lr_scale))
                 self._branch(decision)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from infra.errors import ConfigError
+from infra.errors import ConfigError, RollmillError
 from trainer.adapters import AdaptedPolicy
 from trainer.algorithm_config import AlgorithmConfig, LossLevel
 from trainer.batching import MicroBatch, TokenSequence, micro_batches
@@ -36,6 +36,10 @@ from trainer.step_metrics import StepMetrics, StepSums, TokenFigures
 from trainer.value import Critic, Judgement
 
 
+class Diverged(RollmillError):
+    """A gradient is not finite."""
+
+
 class Interrupted(Exception):
     """A step was given up half-way; the model is no longer that of any step."""
 
@@ -46,7 +50,10 @@ class _AtStart:
 
     sequences: list[TokenSequence]
     """What is trained on, with its advantages."""
+    now: list[torch.Tensor]
+    """Under the weights at step start."""
     old: list[torch.Tensor]
+    """The denominator of the ratio: the same, or what the engine reported."""
     weight: list[torch.Tensor]
     reference: list[torch.Tensor] | None
     entropy: float
@@ -114,6 +121,7 @@ class Learner:
 
         Raises:
             Interrupted: `cancelled` said so; this learner must not be used again.
+            Diverged: a gradient is not finite; nothing was moved by it.
         """
         sums = StepSums()
         start = self._at_start(batch, cancelled)
@@ -155,7 +163,7 @@ class Learner:
 
     def _at_start(self, batch: StepBatch, cancelled: Callable[[], bool]) -> _AtStart:
         flat = [sequence for group in batch.groups for sequence in group]
-        old: dict[int, torch.Tensor] = {}
+        now: dict[int, torch.Tensor] = {}
         reference: dict[int, torch.Tensor] = {}
         entropy = 0.0
         with torch.no_grad():
@@ -163,19 +171,23 @@ class Learner:
                 _check(cancelled)
                 found = self.policy.look(micro, states=self._critic is not None)
                 entropy += float(found.entropy.sum()) if counts else 0.0
-                old |= micro.by_member(micro.rollout if self._config.old == "rollout" else found.logprobs)
+                now |= micro.by_member(found.logprobs)
                 if self._critic is not None:
                     self._critic.look(found, micro)
                 other = self.policy.reference_logprobs(micro)
                 if other is not None:
                     reference |= micro.by_member(other)
         (entropy,) = self._ranks.sum([entropy])
-        old, reference = self._ranks.merge(old), self._ranks.merge(reference)
+        now, reference = self._ranks.merge(now), self._ranks.merge(reference)
+        at_start = [now[i] for i in range(len(flat))]
+        rollout = [torch.from_numpy(s.rollout).to(a.device) for s, a in zip(flat, at_start, strict=True)]
+        old = rollout if self._config.old == "rollout" else at_start
         tokens = sum(len(sequence.positions) for sequence in flat)
         judgement = self._critic.judge(flat, batch.episodes) if self._critic is not None else None
         return _AtStart(
             sequences=flat if judgement is None else judgement.sequences,
-            old=[old[i] for i in range(len(flat))],
+            now=at_start,
+            old=old,
             weight=[self._weights(sequence, old[i]) for i, sequence in enumerate(flat)],
             reference=[reference[i] for i in range(len(flat))] if reference else None,
             entropy=entropy / tokens if tokens else 0.0,
@@ -225,7 +237,13 @@ class Learner:
     def _move(self, sums: StepSums) -> None:
         """Let the optimizer make its step."""
         groups = self.optimizer.param_groups
-        norm = torch.nn.utils.clip_grad_norm_([p for g in groups for p in g["params"]], self._config.clip_norm)
+        norm = float(torch.nn.utils.clip_grad_norm_([p for g in groups for p in g["params"]], self._config.clip_norm))
+        if not math.isfinite(norm):
+            raise Diverged(
+                f"optimizer step {self.optimizer_steps + 1} has a gradient of norm {norm}: nothing is moved, and the "
+                "last checkpoint is sound. Go on from it with --resume and a smaller algorithm.lr, or with "
+                "algorithm.precision = 'float32'; --rollback STEP leaves out the samples of later steps"
+            )
         sums.learning_rate = self.learning_rate()
         for group in groups:
             group["lr"] = sums.learning_rate
@@ -233,7 +251,7 @@ class Learner:
             groups[-1]["lr"] = sums.learning_rate * self._config.value_lr / self._config.lr
         self.optimizer.step()
         self.optimizer_steps += 1
-        sums.norms.append(float(norm))
+        sums.norms.append(norm)
 
     def _denominator(self, sequences: Sequence[TokenSequence]) -> float:
         """Return what the shares of a mini-batch's trained tokens sum to."""
@@ -273,7 +291,7 @@ class Learner:
         self.optimizer.state.clear()
 
     def _metrics(self, start: _AtStart, rules: LossRules, sums: StepSums) -> StepMetrics:
-        tokens = TokenFigures.of(start.sequences, start.old)
+        tokens = TokenFigures.of(start.sequences, start.now)
         return StepMetrics(
             loss=float(np.mean(sums.losses)) if sums.losses else 0.0,
             grad_norm=float(np.mean(sums.norms)) if sums.norms else 0.0,

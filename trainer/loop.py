@@ -22,11 +22,13 @@ from infra.clock import Clock
 from infra.errors import RollmillError
 from infra.trajectories import read_trajectory, trajectories_of
 from infra.wire import Publisher, Received
+from schemas.control import Credit
 from schemas.decisions import Branch, RunEnded, TrainerStarted
 from schemas.messages import Trajectory
 from schemas.topics import CONTROL, METRICS, TRAJECTORIES
 from trainer import checkpoint
 from trainer.announce import Announcer
+from trainer.batching import UntrainableTranscript
 from trainer.beginning import (
     Intent,
     find_checkpoint,
@@ -209,6 +211,7 @@ class Trainer:
         self._show(phase="starting")
         now = await self._load()
         history = await read_history(self._bus, self._clock, self._config.run)
+        had_ended = history.ended is not None
         saved = await self._thread.run(lambda: find_checkpoint(self._config, history, intent.rollback))
         await self._thread.run(lambda: refuse(self._config, history, now, intent, saved))
         # Not before: a start that was refused leaves no run behind.
@@ -224,10 +227,25 @@ class Trainer:
         # Another trainer may have decided since: only what lies before our own record is the past.
         history = History.of(await self._log.take_over(started))
         await self._branch(history, intent)
+        if had_ended:
+            await self._open_again(history)
         if saved is not None and not history.holds(saved.state):
             saved = await self._thread.run(lambda: find_checkpoint(self._config, history))
         await self._restore(history, saved, begin)
         await self._make_known(force=intent.force)
+
+    async def _open_again(self, history: History) -> None:
+        """Take back that the run has ended: a feeder that starts meanwhile would end at once."""
+        rules = self._config.algorithm
+        nothing_yet = Credit(
+            run=self._config.run,
+            epoch=self._log.epoch,
+            admit_up_to=0,
+            min_version=history.lowest_version,
+            horizon=rules.horizon,
+            temperature=rules.temperature,
+        )
+        await self._publisher.publish(CONTROL, nothing_yet)
 
     async def _load(self) -> dict[str, Any]:
         """Load the model and return what the run is now."""
@@ -381,7 +399,8 @@ class Trainer:
             raise OtherTokenizer(
                 f"{trajectory.task.group}/{trajectory.task.sample} at offset {record.offset} was sampled with "
                 f"tokenizer {trajectory.tokenizer_digest[:12]}, the model in {self._config.model} has "
-                f"{self._tokenizer[:12]}: let RUN and trainer use the same model directory"
+                f"{self._tokenizer[:12]}: let RUN and trainer use the same model directory. The record stays in the "
+                f"log: go on in a new run, with the last weights, by --fork NEW_RUN"
             )
         return received
 
@@ -442,12 +461,18 @@ class Trainer:
 
     def _learn(self, step: Step) -> StepMetrics:
         """Train on a step; blocking."""
-        batch = step_batch(
-            step,
-            self._config.algorithm,
-            lag=self._assembler.lag_at_use,
-            vocabulary=self._learner.vocabulary,
-        )
+        try:
+            batch = step_batch(
+                step,
+                self._config.algorithm,
+                lag=self._assembler.lag_at_use,
+                vocabulary=self._learner.vocabulary,
+            )
+        except UntrainableTranscript as error:
+            raise UntrainableTranscript(
+                f"step {step.number}: {error}. The step is decided: once that is mended, `--rollback "
+                f"{step.number - 1}` goes on without its samples"
+            ) from error
         self._learner.lr_scale = self._lr_scale(step.number)
         metrics = self._learner.step(batch, self._thread.given_up)
         repetition = mean_repetition((t.transcript for t in step.terminals), self._config.guards.ngram)

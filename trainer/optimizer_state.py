@@ -21,7 +21,7 @@ def whole_state(optimizer: torch.optim.Optimizer, ranks: Ranks) -> dict[str, Any
 
 
 def put_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], ranks: Ranks) -> None:
-    """Put what `whole_state` returned in place."""
+    """Put what `whole_state` returned in place; rates and decay stay what this optimizer was made with."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def part(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
@@ -32,4 +32,5 @@ def put_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], ranks:
         number: {name: part(value, parameters[number]) for name, value in values.items()}
         for number, values in state["state"].items()
     }
-    optimizer.load_state_dict({**state, "state": cut})
+    # A checkpoint's hyperparameters are those of the trainer that wrote it: a resumed run may change them.
+    optimizer.load_state_dict({"state": cut, "param_groups": optimizer.state_dict()["param_groups"]})

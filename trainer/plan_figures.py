@@ -280,8 +280,8 @@ def notes(plan: Planned) -> list[str]:
     found = []
     if plan.assumed.trainer_gpus > 1:
         found.append(
-            "Rollmill's own trainer uses one device; more are planned as ZeRO stage 3, for a trainer of yours that "
-            "reads `trajectories`"
+            "more devices are planned as ZeRO stage 3, which shares weights, gradients and optimizer: `torchrun` with "
+            "Rollmill's trainer, or a trainer of yours that reads `trajectories`"
         )
     waiting = in_flight(plan.run.algorithm) / plan.copies - plan.at_once
     if waiting >= 1 and plan.engine.sequences:

@@ -37,7 +37,7 @@ class Progress:
     run: str
     """The run."""
     phase: str = "starting"
-    """`starting`, `catching up`, `waiting`, `training`, `ended: <reason>`."""
+    """`starting`, `catching up`, `waiting`, `training`, `evaluating`, `ended: <reason>`."""
     step: int = 0
     """Steps made."""
     max_steps: int = 0

@@ -55,7 +55,7 @@ RULES: Mapping[str, Rule] = {
     "threads": _free("sums are rounded another way from here on"),
     "device": _free("sums are rounded another way from here on"),
     "ranks": _free("sums are rounded another way from here on"),
-    "algorithm": _free("for steps decided from here on; recorded ones keep their batches"),
+    "algorithm": _free("for steps made from here on; recorded ones that are made again keep their batches"),
     "curriculum": _free("for groups admitted from here on"),
     "rewards": _fixed("constants of the reward; what changes by plan is `curriculum.weights`"),
     "evaluation": _free("for steps made from here on; what is recorded stays"),

@@ -48,7 +48,7 @@ class StepMetrics:
     tokens: int = 0
     """Sampled tokens in the batch."""
     masked_share: float = 0.0
-    """Share of them left out for their lag."""
+    """Share of them left out: for their lag, or because their episode was cut off."""
     repetition: float = 0.0
     """Mean share of an episode's n-grams of sampled tokens that occurred in it before."""
     unearned: float | None = None
@@ -105,11 +105,11 @@ class TokenFigures:
     masked_share: float
 
     @classmethod
-    def of(cls, sequences: Sequence[TokenSequence], old: Sequence[torch.Tensor]) -> Self:
+    def of(cls, sequences: Sequence[TokenSequence], now: Sequence[torch.Tensor]) -> Self:
         """Return the figures of sequences whose tokens have these log-probs at step start."""
         lags = np.concatenate([s.lag for s in sequences]) if sequences else np.zeros(0)
         trained = np.concatenate([s.trained for s in sequences]) if sequences else np.zeros(0)
-        fresh = [np.abs(o.cpu().numpy() - s.rollout)[s.lag == 0] for s, o in zip(sequences, old, strict=True)]
+        fresh = [np.abs(o.cpu().numpy() - s.rollout)[s.lag == 0] for s, o in zip(sequences, now, strict=True)]
         differences = np.concatenate(fresh) if fresh else np.zeros(0)
         return cls(
             mismatch=float(differences.mean()) if len(differences) else 0.0,

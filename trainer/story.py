@@ -96,7 +96,7 @@ class Story:
 
 
 async def read_story(bus: Bus, clock: Clock, run: str) -> Story:
-    """Read a run up to its last decision.
+    """Read a run up to where the log ends now.
 
     Raises:
         ConfigError: no trainer ever started on the run.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -111,7 +112,7 @@ async def _train(
             wanted = manifest_and_digests(run)
             await require_free(bus, clock, wanted)
             result = await run_trainer(
-                with_baseline(run, folder),
+                await asyncio.to_thread(with_baseline, run, folder),
                 bus,
                 clock,
                 resume=resume,

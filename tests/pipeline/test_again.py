@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
 from infra.clock import SystemClock
 from infra.errors import ConfigError
 from infra.memory import MemoryBus
-from infra.wire import Publisher
+from infra.wire import Publisher, unpack
 from producers.collect import outcomes
 from producers.publish import ensure_manifest, publish_tasks, tasks_of
 from producers.source import Instance
 from rollmill.again import moved, resample, rescore
 from rollmill.ledger import ledger
 from schemas.control import Cancel, RunManifest
-from schemas.messages import Task
-from schemas.outcome import Completed, Failed
-from schemas.topics import CONTROL, TABLE
+from schemas.messages import Task, Trajectory
+from schemas.outcome import Boundary, Completed, Failed, FailureKind
+from schemas.topics import CONTROL, TABLE, TASKS, TRAJECTORIES
 from stages.run.render import Renderer
 from tests import toys
-from tests.logs import make_task
+from tests.logs import make_task, read_all
 from tests.model_directory import word_model
 from tests.pipeline.at_work import pipeline_at_work
 
@@ -191,3 +192,26 @@ def test_a_task_keeps_its_place_in_another_run():
         task.row,
         task.payload,
     )
+
+
+def test_work_that_was_done_again_has_a_group_of_its_own_in_another_run_too():
+    """The place it has now is also that of the source's next pass."""
+    second_pass = make_task(run="old", visit=1)
+    again, other = (msgspec.structs.replace(second_pass, redrive_of=group) for group in ("dead", "other"))
+
+    assert len({moved(task, "new").group for task in (second_pass, again, other)}) == 3
+    assert moved(again, "new") == moved(msgspec.structs.replace(again, sample=0), "new")
+
+
+async def test_a_sample_that_is_made_again_has_all_its_attempts(world):
+    """It may be one that failed at its last."""
+    task = msgspec.structs.replace(make_task(run="old", family="toy", payload={"length": 2}), attempt=3)
+    publisher = Publisher(world.bus, world.clock, "eval")
+    await ensure_manifest(world.bus, world.clock, publisher, MANIFEST)
+    failed = Failed(kind=FailureKind.ENGINE, boundary=Boundary.POLICY, cause="c")
+    await publisher.publish(TRAJECTORIES, Trajectory(task=task, outcome=failed, stage="run"))
+    await resample(world.bus, world.clock, "old", into="new")
+
+    tasks = [(await unpack(TASKS, record)).message for record in await read_all(world.bus, TASKS)]
+    (found,) = [one for one in tasks if one.run == "new"]
+    assert (found.attempt, found.seed) == (0, task.seed)

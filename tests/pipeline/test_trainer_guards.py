@@ -139,14 +139,18 @@ async def test_episodes_that_repeat_themselves_are_told_of(model, tmp_path):
     assert [value for _, value, _ in await figures(bus, "trainer.repetition_share")] == pytest.approx([0.75] * 4)
 
 
-async def test_a_policy_that_is_paid_without_doing_the_task_ends_the_run(model, tmp_path):
-    """Milestones are paid again and again: failed siblings earn more than one of a kind could."""
-    farmed = [
+def farmed_samples():
+    """Return samples that fail, and earn by what they do on the way."""
+    return [
         trajectory(task(number, sample), 0.0, turn_rewards=(0.3, 0.3 * sample))
         for number in range(8)
         for sample in range(3)
     ]
-    bus = await bus_of(*farmed)
+
+
+async def test_a_policy_that_is_paid_without_doing_the_task_ends_the_run(model, tmp_path):
+    """Milestones are paid again and again: failed siblings earn more than one of a kind could."""
+    bus = await bus_of(*farmed_samples())
     guards = {"farming": {"bound": 0.5, "steps": 2, "action": "stop"}}
     result = await train(run_config(tmp_path, model, algorithm={"filter": "off"}, guards=guards), bus)
 
@@ -154,6 +158,19 @@ async def test_a_policy_that_is_paid_without_doing_the_task_ends_the_run(model, 
     assert (result.steps, result.reason) == (2, f"ended by its guard: {cause}")
     assert [alarm.cause for alarm in await alarms(bus)] == [cause]
     assert [value for _, value, _ in await figures(bus, "trainer.unearned_reward_mean")] == pytest.approx([0.6, 0.6])
+
+
+async def test_a_guard_that_ends_the_run_is_stronger_than_one_that_goes_back(model, tmp_path):
+    """Both are due at one step: both are written down, and the run ends."""
+    bus = await bus_of(*farmed_samples())
+    guards = {
+        "repetition": {"bound": -1.0, "steps": 2, "action": "back"},
+        "farming": {"bound": 0.5, "steps": 2, "action": "stop"},
+    }
+    result = await train(run_config(tmp_path, model, algorithm={"filter": "off"}, guards=guards), bus)
+
+    assert (result.steps, result.reason.partition(":")[0]) == (2, "ended by its guard")
+    assert {alarm.guard for alarm in await alarms(bus)} == {Guard.REPETITION, Guard.FARMING}
 
 
 async def test_a_policy_that_is_no_better_than_a_rule_is_told_of(model, tmp_path):

@@ -12,7 +12,7 @@ from infra.clock import VirtualClock, settle
 from infra.errors import BusError, ConfigError, WaitTimeout
 from infra.memory import MemoryBus
 from infra.wire import Publisher, unpack
-from producers.feeder import MANIFEST_WAIT_S, SAY_EVERY_S, Feeder, FeederReplaced
+from producers.feeder import MANIFEST_WAIT_S, RESUMED_S, SAY_EVERY_S, Feeder, FeederReplaced
 from producers.generated import GeneratedSource
 from schemas.control import Cancel, Credit, Cursor, RunManifest
 from schemas.identity import group_id
@@ -125,6 +125,32 @@ async def test_a_closed_run_ends_the_feeder(bus, clock):
 
     assert await asyncio.wait_for(running, 5) == 2
     assert len(await tasks(bus)) == 4
+
+
+async def test_a_feeder_that_starts_beside_a_resuming_trainer_does_not_take_the_old_end_for_the_run_s(bus, clock):
+    """The trainer loads its model before it says that the run goes on."""
+    await say(bus, clock, MANIFEST)
+    await allow(bus, clock, 2, closed=True)
+    running = asyncio.create_task(Feeder(bus, clock, "r", SOURCE).run())
+    await settle(200)
+    await allow(bus, clock, 3, epoch=1)
+    await wait_until(lambda: admitted(bus), 3)
+
+    await allow(bus, clock, 3, epoch=1, closed=True)
+    assert await asyncio.wait_for(running, 5) == 3
+
+
+async def test_a_feeder_of_a_run_that_had_ended_and_that_nobody_resumes_ends(bus):
+    """It waits for a trainer, but not for ever."""
+    clock = VirtualClock()
+    await say(bus, clock, MANIFEST)
+    await allow(bus, clock, 2, closed=True)
+    running = asyncio.create_task(Feeder(bus, clock, "r", SOURCE).run())
+    for _ in range(2):
+        await settle(200)
+        assert not running.done()
+        await clock.advance(RESUMED_S / 2)
+    assert await asyncio.wait_for(running, 5) == 0
 
 
 async def test_a_source_that_ends_ends_the_feeder(bus, clock):

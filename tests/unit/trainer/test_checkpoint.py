@@ -126,6 +126,16 @@ def test_what_a_later_trainer_has_begun_to_write_is_left_alone(tmp_path):
     assert names(tmp_path) == [".12-2.bb", "3-1"]
 
 
+def test_an_older_trainer_removes_no_checkpoint_of_its_successor(tmp_path):
+    """It does not know their steps, and wakes up on another machine, where no lock stops it."""
+    for number, epoch in ((1, 3), (2, 12), (3, 12)):
+        checkpoint.save(tmp_path, state(number, epoch=epoch, digest="d" if epoch == 3 else "later"), b"w", b"o")
+
+    prune(tmp_path, keep=1, epoch=3)
+
+    assert names(tmp_path) == ["12-2", "12-3", "3-1"]
+
+
 def prune(parent, *, keep, milestones=None, epoch=0, pinned=()):
     live = lambda found: found.digest == "d"  # noqa: E731
     checkpoint.prune(parent, keep, milestones=milestones, own=state(1, epoch), live=live, pinned=pinned)

@@ -3,10 +3,13 @@ import pytest
 
 from infra.errors import RollmillError
 from schemas.decisions import (
+    Action,
+    Alarm,
     Branch,
     DropReason,
     Evaluated,
     GroupDropped,
+    Guard,
     Member,
     RunEnded,
     StepDecided,
@@ -85,6 +88,18 @@ def test_a_checkpoint_belongs_if_its_last_step_is_the_logs():
     assert history.holds(state(0, ""))
     assert not history.holds(state(1, "other"))
     assert not history.holds(state(2, "d"))
+
+
+def test_an_alarm_that_ends_the_run_is_not_forgotten_for_a_milder_one_of_the_same_step():
+    """A trainer that was killed before it wrote the end down must find that it was to end."""
+
+    def alarm(guard, action):
+        return Alarm(run="r", epoch=0, step=1, guard=guard, value=0, bound=1, steps=1, action=action, cause="c")
+
+    stop, tell = alarm(Guard.ENTROPY, Action.STOP), alarm(Guard.KL, Action.TELL)
+    history = History.of([(0, started()), (1, step(1, 0)), (2, stop), (3, tell)])
+
+    assert history.stopped_by == stop
 
 
 def test_an_end_is_over_when_a_trainer_starts_again():
