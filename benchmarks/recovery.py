@@ -30,6 +30,7 @@ from infra.clock import SystemClock
 from infra.config import Config
 from infra.errors import WaitTimeout
 from infra.reading import read_between
+from infra.service import name_begin
 from infra.wire import unpack
 from rollmill.supervisor import Restart, Supervisor
 from schemas.messages import Task
@@ -83,7 +84,7 @@ class Recovery:
         long = self._tasks(f"long-{number}", LONG_S)
         await publish_to(self.bus, EPISODES, episodes(long))
         victim = next(one.pid for one in self.supervisor.state().instances if one.instance == 0)
-        held = await self._full(heard, long, f"run-{victim}@")
+        held = await self._full(heard, long, name_begin("run", victim))
         killed_ms = SystemClock().now_ms()
         assert self.supervisor.kill("run", 0) == victim, "a worker that was killed before its time"
         with suppress(WaitTimeout):  # what is missing is counted below

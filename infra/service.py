@@ -40,7 +40,12 @@ def worker_name(service: str) -> str:
     It is no other process's: in a container that is started again host and process number are those of before, and
     what the new one writes to `control` must not take the place of what the old one said.
     """
-    return f"{service}-{os.getpid()}.{_LIFE}@{socket.gethostname()}"
+    return f"{name_begin(service, os.getpid())}{_LIFE}@{socket.gethostname()}"
+
+
+def name_begin(service: str, pid: int) -> str:
+    """Return what the name of a process of this host begins with, for whoever started it."""
+    return f"{service}-{pid}."
 
 
 def set_up_logging(level: str = "INFO") -> None:

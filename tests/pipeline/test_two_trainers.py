@@ -131,7 +131,7 @@ async def test_the_process_of_a_replaced_trainer_ends_with_a_message(model, tmp_
         await announced()
         await start("two", "--resume")
         _, said = await asyncio.wait_for(first.communicate(), 300)
-        said = [type(decision) for decision in await live(bus)]
+        decided = [type(decision) for decision in await live(bus)]
     finally:
         for trainer in trainers:
             if trainer.returncode is None:
@@ -140,4 +140,4 @@ async def test_the_process_of_a_replaced_trainer_ends_with_a_message(model, tmp_
         await bus.close()
 
     assert (1, True) == (first.returncode, b"another trainer took run 'r' over" in said)
-    assert said.count(TrainerStarted) == 2
+    assert decided.count(TrainerStarted) == 2
