@@ -139,7 +139,7 @@ def run_toml(model: Path, directory: Path, steps: int) -> dict[str, Any]:
 
 
 async def _measure(at_work: MemoryMachine, path: Path, steps: int) -> Figures:
-    before = await _scores(at_work, 0)
+    before = await _scores(at_work, None)
     began = time.monotonic()
     state = await trained(at_work, path, RUN, steps * STEP_LIMIT_S)
     seconds = time.monotonic() - began
@@ -158,19 +158,18 @@ async def _measure(at_work: MemoryMachine, path: Path, steps: int) -> Figures:
     )
 
 
-async def _scores(at_work: MemoryMachine, version: int) -> Scores:
+async def _scores(at_work: MemoryMachine, version: int | None) -> Scores:
     wanted = RunManifest(
-        run=f"{RUN}-questions-{version}",
+        run=f"{RUN}-questions-{'before' if version is None else version}",
         seed=1,
         samples=1,
         horizon=1,
         sampling=Sampling(temperature=1.0, max_tokens=MAX_TOKENS),
         max_sampled_tokens=MAX_TOKENS,
     )
+    weights = None if version is None else Weights(version, RUN)
     source = GeneratedSource("between", {}, name="questions", count=QUESTIONS)
-    ended = await play(
-        at_work.bus, at_work.clock, source, wanted, weights=Weights(version, RUN), limit_s=QUESTIONS_LIMIT_S
-    )
+    ended = await play(at_work.bus, at_work.clock, source, wanted, weights=weights, limit_s=QUESTIONS_LIMIT_S)
     return scores(wanted.run, [one.played for one in ended])
 
 

@@ -130,6 +130,7 @@ class PolicyConfig(Section):
     name: str = Field("policy", description="Name under which the engine serves the model.")
     model: Path = Field(Path("model"), description="Model directory with tokenizer.json and the chat template.")
     wait_s: Pause = Field(120.0, description="Longest wait for an engine that is away or behind.")
+    generate_timeout_s: Pause = Field(600.0, description="Longest wait for one answer of the engine.")
 
 
 class EnvHostConfig(Section):

@@ -390,11 +390,13 @@ def _record(link: KafkaLink, found: ConsumerRecord) -> Record:
 
 
 async def _close(link: KafkaLink, client: AIOKafkaConsumer, call: asyncio.Task[Found] | None) -> None:
-    async with link.guarded(link.limits.close_s, "closing a consumer"):
-        await client.stop()
-    if call is not None:
-        call.cancel()
-        await asyncio.gather(call, return_exceptions=True)
+    try:
+        async with link.guarded(link.limits.close_s, "closing a consumer"):
+            await client.stop()
+    finally:
+        if call is not None:
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
 
 
 async def _within(waiting: Any, limit_s: float) -> bool:

@@ -9,6 +9,7 @@ group; any number of them share the work. This file knows no particular stage.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +38,8 @@ from schemas.message import Message
 from schemas.outcome import Boundary, FailureKind
 from schemas.telemetry import EventKind
 from schemas.topics import Topic
+
+log = logging.getLogger(__name__)
 
 In = TypeVar("In", bound=Message)
 Out = TypeVar("Out", bound=Message)
@@ -199,6 +202,8 @@ class Member:
 
     async def _reported(self, work: Callable[[], Awaitable[None]]) -> None:
         reporting = [asyncio.create_task(self._events.run()), asyncio.create_task(self._vitals.run())]
+        for task in reporting:
+            task.add_done_callback(_tell_if_broken)
         try:
             async with self._cancellation.following():
                 await self._guarded(work)
@@ -215,3 +220,9 @@ class Member:
             return
         async with alongside(self._outages.run()):
             await work()
+
+
+def _tell_if_broken(reporting: asyncio.Task[None]) -> None:
+    """Say that a stage reports no more; its work goes on, for what it reports is never needed."""
+    if not reporting.cancelled() and (error := reporting.exception()) is not None:
+        log.error("a stage reports nothing any more: %s", error, exc_info=error)

@@ -161,9 +161,18 @@ class Worker:
             await asyncio.gather(committing, return_exceptions=True)
             await self._hand_back()
             await self._commit(handed_back=True)
-            await consumer.close()
+            await self._leave(consumer)
         if self._broken is not None:
             raise self._broken
+
+    async def _leave(self, consumer: Consumer) -> None:
+        """Close the consumer; if it was something else that ended the work, that is what `run` raises."""
+        try:
+            await consumer.close()
+        except BusError as error:
+            if self._broken is None:
+                raise
+            log.warning("%s: left without a word to the group: %s", self._stage, error)
 
     async def work_on(self, record: Record) -> None:
         """Work on one record outside any group, and commit nothing."""
@@ -181,7 +190,7 @@ class Worker:
                 continue
             if not self._waiting:
                 await self._fetch(consumer, room)
-            if self._ready():  # what came meanwhile waits
+            if self._ready() and not self._stopping.is_set():  # what came meanwhile waits, or is handed back
                 await self._start(consumer, await self._admit(consumer))
 
     async def _fetch(self, consumer: Consumer, room: int) -> None:
@@ -258,28 +267,34 @@ class Worker:
 
     async def _start(self, consumer: Consumer, admitted: Sequence[_Work]) -> None:
         fresh = {work.progress for work in admitted if work.progress.fresh}
-        if fresh:
-            await self._count_starts(consumer)
+        counted = not fresh or await self._count_starts(consumer)
+        if counted:
             for progress in fresh:
                 progress.fresh = False
         for work in admitted:
-            if self._progress.get(work.record.tp) is not work.progress:
-                self._bytes -= work.size  # lost while the count was committed
+            if not counted or self._progress.get(work.record.tp) is not work.progress:
+                self._bytes -= work.size  # told to stop, or lost, while the count was committed
                 continue
             job = asyncio.create_task(self._work(work))
             self._jobs[job] = work
             job.add_done_callback(self._ended)
 
-    async def _count_starts(self, consumer: Consumer) -> None:
-        """Commit how often what is in flight was started; a rebalance may go on meanwhile."""
+    async def _count_starts(self, consumer: Consumer) -> bool:
+        """Commit how often what is in flight was started; a rebalance may go on meanwhile.
+
+        Returns whether that is committed: not if the worker was told to stop before.
+        """
         give_up = self._clock.monotonic() + FIRST_COMMIT_S
         while not await self._commit():
+            if self._stopping.is_set():
+                return False
             if self._clock.monotonic() > give_up:
                 raise BusError(
                     f"{self._stage}: waited {FIRST_COMMIT_S:g} s to commit the first records of an assignment; "
                     "the group does not settle: look for members that come and go"
                 )
             await consumer.poll(0, self._limits.poll_s)
+        return True
 
     # Working.
 

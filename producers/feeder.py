@@ -162,8 +162,8 @@ class Feeder:
             now = self._clock.monotonic()
             if now - said_at >= SAY_EVERY_S:
                 said_at, waited_s = now, now - waited_from
-                has = "none" if credit is None else "closed" if credit.closed else credit.admit_up_to
-                log.info("run %s: group %d waits %.0f s for credit (has %s)", self._run, number, waited_s, has)
+                has = _told(credit)
+                log.info("run %s: group %d waits %.0f s for credit (%s)", self._run, number, waited_s, has)
         return cancel
 
     def _decides(self, credit: Credit, number: int, since: float) -> bool:
@@ -184,3 +184,9 @@ class Feeder:
                     f"waited {MANIFEST_WAIT_S:g} s for the manifest of run {self._run!r}; start its trainer"
                 )
             await self._control.changed(SAY_EVERY_S)
+
+
+def _told(credit: Credit | None) -> str:
+    if credit is None:
+        return "its trainer has given none yet"
+    return "the run had ended; a trainer may resume it" if credit.closed else f"has {credit.admit_up_to}"

@@ -27,11 +27,12 @@ from infra.bus import Bus, Reader, Record, TopicPartition
 from infra.cancellation import PREFIX, Cancellation
 from infra.claims import claimed
 from infra.clock import Clock
+from infra.errors import WaitTimeout
 from infra.events import EventLog
 from infra.middleware.cancel import outcome_of
 from infra.middleware.deadline import GRACE_S, LONGEST_S
 from infra.outages import away_ms, forgettable
-from infra.reading import positions, read_between
+from infra.reading import SILENCE_S, positions, read_between
 from infra.service import worker_name
 from infra.side_by_side import alongside
 from infra.terminal import terminal
@@ -97,10 +98,10 @@ class Reaper:
         tasks = await self._reader(TASKS, await self._bus.begin_offsets(TASKS.name))
         since = await self._bus.offsets_since(TRAJECTORIES.name, first_ms - EARLIER_MS)
         trajectories = await self._reader(TRAJECTORIES, since)
-        log.info("reaper: watches every sample since the first task that is left")
         try:
             await self._catch_up(TRAJECTORIES, trajectories)
             await self._catch_up(TASKS, tasks)
+            log.info("reaper: watches every sample since the first task that is left")
             async with alongside(self._tidy_up()):
                 while True:
                     await asyncio.gather(self._read(tasks), self._read(trajectories))
@@ -197,10 +198,22 @@ class Reaper:
         await self._events.flush()
 
     async def _catch_up(self, topic: Topic[Any], reader: Reader) -> None:
-        """Read what is there already, outcomes first, so that no ended sample looks overdue."""
-        for partition, end in (await self._bus.end_offsets(topic.name)).items():
-            while reader.position(TopicPartition(topic.name, partition)) < end:
-                await self._read(reader)
+        """Read what is there already, outcomes first, so that no ended sample looks overdue.
+
+        Raises WaitTimeout when nothing comes for SILENCE_S although there is more.
+        """
+        heard_at, before = self._clock.monotonic(), -1
+        ends = positions(topic, await self._bus.end_offsets(topic.name))
+        while behind := [tp for tp, end in ends.items() if reader.position(tp) < end]:
+            await self._read(reader)
+            now, so_far = self._clock.monotonic(), sum(map(reader.position, ends))
+            if so_far > before:
+                heard_at, before = now, so_far
+            elif now - heard_at > SILENCE_S:
+                raise WaitTimeout(
+                    f"waited {SILENCE_S:g} s for more of {topic.name}; partition {behind[0].partition} is read up to "
+                    f"{reader.position(behind[0])} of {ends[behind[0]]}"
+                )
 
     async def _caught_up(self, topic: Topic[Any], reader: Reader) -> bool:
         """Tell whether all that is in a topic at this moment was taken; not to be asked while it is read."""

@@ -129,6 +129,11 @@ class TrainerStarted(Message, frozen=True, kw_only=True, tag="rollmill.trainer_s
     forked_from: ForkedFrom | None = None
     """The checkpoint whose weights the run began with; none if it is nobody's fork."""
 
+    def check(self) -> None:
+        """Raise ValueError for what no trainer writes: it would be the run's newest trainer for good."""
+        if self.start < 0 or self.step < 0:
+            raise ValueError(f"start is {self.start} and step is {self.step}; both are at least 0")
+
 
 class StepDecided(Message, frozen=True, kw_only=True, tag="rollmill.step"):
     """The composition of one trainer step; written before the optimizer moves."""

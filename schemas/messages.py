@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import msgspec
 
+from schemas.identity import run_name
 from schemas.message import Message, Part
 from schemas.outcome import Boundary, Completed, Failed, FailureKind, Outcome, StopReason, grade_flaw
 from schemas.transcript import Sampling, Transcript, TranscriptError, check
@@ -20,6 +21,9 @@ MAX_TIME_MS = 10_382_256_000_000
 
 LONGEST_BUDGET_S = 10 * 365 * 86_400.0
 """Longest time inside one stage, seconds."""
+
+GROUP_CHARS = 200
+"""Longest id of a group; ours have 20, and a foreign producer may have names of its own."""
 
 _COUNT = (0, 2**31 - 1)
 
@@ -146,6 +150,11 @@ class Task(Message, frozen=True, kw_only=True, tag="rollmill.task"):
 
     def check(self) -> None:
         """Raise ValueError when a number is outside what it can mean: a foreign producer may write anything."""
+        run_name(self.run)
+        if self.weights_of is not None:
+            run_name(self.weights_of)
+        if len(self.group) > GROUP_CHARS:
+            raise ValueError(f"group has {len(self.group)} characters; it has at most {GROUP_CHARS}")
         self.budgets.check()
         if self.shaping is not None:
             self.shaping.check()

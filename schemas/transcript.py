@@ -59,6 +59,9 @@ SAMPLING_RANGES: dict[str, tuple[float, float]] = {
 }
 """Field of the sampling parameters -> lowest and highest value."""
 
+LOWEST_TEMPERATURE = 1e-4
+"""Lowest temperature above 0: logits that are divided by less overflow, and an engine may fail on all its requests."""
+
 LATEST_VERSION = 2**53
 """Highest number of a version of the weights; every language can count so far."""
 
@@ -72,6 +75,8 @@ def sampling_flaw(sampling: Sampling) -> str | None:
         value = getattr(sampling, name)
         if not low <= value <= high:  # NaN is neither more nor less
             return f"sampling.{name} is {value}; it is {low:g} to {high:g}"
+    if 0 < sampling.temperature < LOWEST_TEMPERATURE:
+        return f"sampling.temperature is {sampling.temperature}; it is 0, or at least {LOWEST_TEMPERATURE:g}"
     return None
 
 

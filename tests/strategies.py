@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
+from schemas.decisions import TrainerStarted
+from schemas.identity import RUN_NAME
 from schemas.message import Message
 from schemas.messages import LONGEST_BUDGET_S, TASK_RANGES, Budgets, Rollout, Shaping, Task
 from schemas.topics import TABLE
@@ -66,7 +68,11 @@ def structs(kind: type[Any]) -> st.SearchStrategy[Any]:
     if kind is Task:
         fields |= {name: st.integers(low, high) for name, (low, high) in TASK_RANGES.items()}
         fields["admission"] |= st.none()
+        fields["run"] = st.from_regex(RUN_NAME, fullmatch=True)
+        fields["weights_of"] = st.none() | fields["run"]
         return st.builds(kind, **fields).map(_within_its_group)
+    if kind is TrainerStarted:
+        fields["start"] = fields["step"] = st.integers(0, 2**53)
     if kind is Rollout:
         fields["gradings"] = st.integers(0, 2**31 - 1)
     if kind is Budgets:

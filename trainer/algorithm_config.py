@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from schemas.transcript import LOWEST_TEMPERATURE
 from trainer.config_types import Count, Frozen, NonNegative, Positive, Share, Whole
 
 
@@ -211,7 +212,7 @@ class AlgorithmConfig(Frozen):
     activation_checkpointing: bool = False
     """Keep no activations of the layers but compute them again on the way back: less memory, a third more time."""
 
-    temperature: Positive = 1.0
+    temperature: float = Field(1.0, ge=LOWEST_TEMPERATURE)
     """Sampling temperature, stamped on groups at admission."""
     horizon: Count = 16
     """Most turns of an episode, stamped on groups at admission."""

@@ -18,10 +18,9 @@ from infra.clock import Clock
 from infra.control import ControlView, control_now
 from infra.trajectories import read_run, trajectories_of
 from schemas.control import Cancel, Credit, Cursor
-from trainer.algorithm_config import AlgorithmConfig
 from trainer.decision_log import read_started
 from trainer.groups import AssemblerState, Dropped, Event, GroupAssembler, Step
-from trainer.history import History, rules_of
+from trainer.history import History, algorithm_of, rules_of
 from trainer.terminal import terminal
 
 SHOWN = 5
@@ -150,7 +149,7 @@ async def explain(bus: Bus, clock: Clock, run: str) -> Waiting:
 
 
 async def _waiting(bus: Bus, clock: Clock, run: str, history: History, start: int, control: ControlView) -> Waiting:
-    algorithm = AlgorithmConfig.model_validate(history.config["algorithm"])
+    algorithm = algorithm_of(history.config)
     partition = trajectories_of(run)
     end = (await bus.end_offsets(partition.topic))[partition.partition]
     assembler = GroupAssembler(

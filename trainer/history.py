@@ -220,14 +220,19 @@ class History:
 def rules_of(config: Mapping[str, Any]) -> GroupRules:
     """Return the rules in a configuration as a trainer wrote it down; a key that it did not know had its default."""
     curriculum = CurriculumConfig.model_validate(config.get("curriculum", {}))
-    return GroupRules.of(AlgorithmConfig.model_validate(config.get("algorithm", {})), stop_of(config), curriculum)
+    return GroupRules.of(algorithm_of(config), stop_of(config), curriculum)
 
 
 def lora_of(config: Mapping[str, Any]) -> Lora | None:
     """Return the adapters of a recorded configuration, if it has any."""
-    return AlgorithmConfig.model_validate(config.get("algorithm", {})).lora
+    return algorithm_of(config).lora
 
 
 def stop_of(config: Mapping[str, Any]) -> StopConfig:
     """Return when the run of a recorded configuration ends."""
     return StopConfig.model_validate(config.get("stop", {}))
+
+
+def algorithm_of(config: Mapping[str, Any]) -> AlgorithmConfig:
+    """Return how a trainer trained, by the configuration that it wrote down; what it did not write had its default."""
+    return AlgorithmConfig.model_validate(config.get("algorithm", {}))

@@ -25,7 +25,7 @@ from trainer.curriculum import PhaseState
 from trainer.decision_log import read_started
 from trainer.evidence import Evidence
 from trainer.groups import AssemblerState, Dropped, GroupAssembler, Script, Step
-from trainer.history import History, rules_of
+from trainer.history import History, algorithm_of, rules_of
 from trainer.pacing import Pacing, PacingState
 from trainer.terminal import Terminal, terminal
 
@@ -148,10 +148,7 @@ class _Replay:
         self._run = run
         self._history = history
         self._records = records
-        self._algorithms = {
-            epoch: AlgorithmConfig.model_validate(started.config["algorithm"])
-            for epoch, started in history.started.items()
-        }
+        self._algorithms = {epoch: algorithm_of(started.config) for epoch, started in history.started.items()}
         self._rules = {epoch: rules_of(started.config) for epoch, started in history.started.items()}
         self._evidence = Evidence()
         for record in records:

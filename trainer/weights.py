@@ -128,6 +128,11 @@ def write_model_directory(target: Path, weights: bytes, source: Path) -> None:
 
 
 def _write_model_directory(target: Path, weights: bytes, source: Path) -> None:
+    if not source.is_dir():
+        raise ConfigError(
+            f"the model directory {source} is gone, so {target.name} has no configuration and no tokenizer: put it "
+            "back (`model` of RUN.toml names it), then call this again, a trainer with `--resume`"
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     partial.mkdir()

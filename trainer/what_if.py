@@ -25,7 +25,7 @@ from schemas.decisions import DropReason
 from trainer.algorithm_config import AlgorithmConfig, synchronous
 from trainer.decision_log import read_started
 from trainer.groups import AssemblerState, Dropped, GroupAssembler, Script, Step
-from trainer.history import History, stop_of
+from trainer.history import History, algorithm_of, stop_of
 from trainer.replay import read_terminals, shaped
 from trainer.rules import GroupRules
 from trainer.terminal import Terminal
@@ -84,7 +84,7 @@ async def what_if(bus: Bus, clock: Clock, run: str, overrides: Sequence[str]) ->
     """
     history, start = await read_started(bus, clock, run)
     deciding = _deciding(history)
-    before = [AlgorithmConfig.model_validate(history.started[epoch].config["algorithm"]) for epoch in deciding]
+    before = [algorithm_of(history.started[epoch].config) for epoch in deciding]
     after = [changed_rules(rules, overrides) for rules in before]
     steps, drops = history.steps.values(), history.drops.values()
     end = max([start, *(step.position for step in steps), *(drop.position for drop in drops)])

@@ -18,6 +18,7 @@ Error tree::
     PolicyError (ServiceError)    the engine did not give a usable answer
       PolicyUnreachable           nobody answered, or the connection broke
       PolicyOverloaded            it answered "not now" (429, 503)
+      PolicyTooSlow               it was there, and a generation did not end within its limit
       PolicyRefused               it answered that the request cannot be done
         ContextOverflow           the prompt leaves no room in the model's context
         ModelPathMissing          the directory of weights does not exist or holds no weights
@@ -58,6 +59,10 @@ class PolicyOverloaded(PolicyError):
     """The engine takes no work now; ask again later or elsewhere."""
 
 
+class PolicyTooSlow(PolicyError):
+    """A generation did not end in time; the engine may be well, and the generation too long for the limit."""
+
+
 class PolicyRefused(PolicyError):
     """The engine understood the request and will not do it; the same request fails again."""
 
@@ -81,6 +86,10 @@ class Weights(NamedTuple):
     """Their number; 0 for those that nobody numbered."""
     run: str = ""
     """The run whose trainer made and numbered them; empty if they were put in place for none."""
+
+
+UNKNOWN = Weights(version=-1)
+"""In place while weights are exchanged: no task may be sampled by them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +138,8 @@ class Generation:
         for span in self.versions:
             if span.start != position or span.stop <= span.start:
                 raise BadReply(f"version span [{span.start}, {span.stop}) does not continue at {position}")
+            if span.version < 0:
+                raise BadReply("tokens were sampled while the weights were exchanged: a load did not end well")
             position = span.stop
         if position != count:
             raise BadReply(f"version spans cover {position} of {count} ids; the engine must report weight versions")
@@ -192,7 +203,7 @@ class PolicyClient(Protocol):
         ...
 
     async def pause(self, mode: PauseMode = "keep") -> None:
-        """Stop sampling until `resume`; a pause is a lease that the engine ends by itself if nobody resumes."""
+        """Stop sampling until `resume`; our engine ends a pause by itself if nobody resumes, vLLM does not."""
         ...
 
     async def resume(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -78,6 +79,8 @@ class PatientPolicy:
         self._wait_s = wait_s
         self._guard = guard or unguarded(clock)
         self._info: ModelInfo | None = None
+        self._again_s = -math.inf
+        """When that may be asked again."""
         self._refreshing = asyncio.Lock()
 
     async def info(self, min_version: int = 0, weights_of: str | None = None) -> ModelInfo:
@@ -94,20 +97,21 @@ class PatientPolicy:
             if self._info is not None or self._refreshing.locked():
                 # Not at the first question of all: its answer is usually there at once.
                 waits_for(wanted)
-            await self._refresh(min_version, weights_of, until)
+            await self._refresh(until)
         waits_for("")
         return self._info
 
-    async def _refresh(self, min_version: int, weights_of: str | None, until: float) -> None:
-        """Ask the engine once for all episodes that wait."""
+    async def _refresh(self, until: float) -> None:
+        """Ask the engine once for all episodes that wait, and not more often than every `FIRST_BACKOFF_S`."""
+        seen = self._info
         async with self._refreshing:
-            if self._info is not None and _suits(self._info.weights, min_version, weights_of):
+            if self._info is not seen or self._guard.counted_s > until:
+                return  # somebody asked meanwhile, or waited long enough for both
+            if self._info is None or self._clock.monotonic() >= self._again_s:
+                self._info = await self._patiently("the engine's version", self._client.info, until)
+                self._again_s = self._clock.monotonic() + FIRST_BACKOFF_S
                 return
-            if self._guard.counted_s > until:
-                return  # whoever asked before waited long enough for both
-            found = self._info = await self._patiently("the engine's version", self._client.info, until)
-            if not _suits(found.weights, min_version, weights_of):
-                await self._clock.sleep(FIRST_BACKOFF_S)
+        await self._clock.sleep(FIRST_BACKOFF_S)
 
     async def generate(
         self,
@@ -118,13 +122,14 @@ class PatientPolicy:
         request_id: str,
         stop_token_ids: Sequence[int],
         max_tokens: int,
+        min_version: int = 0,
         weights_of: str | None = None,
     ) -> Generation:
         """Sample a continuation.
 
         Raises:
-            Failure: there is no answer to train on within the limit, or the weights of another run than the wanted one
-                had a part in it.
+            Failure: there is no answer to train on within the limit, or other weights than the wanted ones had a part
+                in it.
         """
 
         async def ask() -> Generation:
@@ -139,11 +144,12 @@ class PatientPolicy:
 
         answer = await self._patiently(f"generation {request_id}", ask, self._guard.counted_s + self._wait_s)
         for span in answer.versions:
-            if not _suits(span.weights, 0, weights_of):
+            if not _suits(span.weights, min_version, weights_of):
                 self._info = None  # the engine serves something else than it said
                 raise _failure(
-                    f"generation {request_id}: version {span.version} of run {span.run} sampled a part of it, and the "
-                    f"task is for run {weights_of}: runs that train at the same time need an engine each"
+                    f"generation {request_id}: {_named(span.weights)} sampled a part of it, and the task is for "
+                    f"version >= {min_version} of run {weights_of}: another run's weights came into the engine, or it "
+                    "restarted with the model that it was started with"
                 )
         return answer
 
@@ -186,17 +192,18 @@ def patient_policy(
 
 
 def _suits(weights: Weights, min_version: int, weights_of: str | None) -> bool:
-    """Tell whether a task may be sampled by these weights.
-
-    Those of no run are whatever somebody put in place by hand, or an engine was started with: only numbers count then.
-    """
-    return weights.version >= min_version and (weights_of is None or weights.run in {"", weights_of})
+    """Tell whether a task may be sampled by these weights; those that an engine was started with are no run's."""
+    return weights.version >= min_version and weights_of in {None, weights.run}
 
 
 def _what_it_has(info: ModelInfo | None) -> str:
     if info is None:
         return "what the engine has is not known"
-    return f"the engine has {info.version}" + (f" of run {info.run}" if info.run else "")
+    return f"the engine has {_named(info.weights)}"
+
+
+def _named(weights: Weights) -> str:
+    return f"version {weights.version} of {f'run {weights.run}' if weights.run else 'no run'}"
 
 
 def _failure(cause: str, kind: FailureKind = FailureKind.ENGINE) -> Failure:

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from infra.clock import Clock
 from infra.control import ControlView
-from infra.errors import BusError, ConfigError
+from infra.errors import BusError, RollmillError
 from infra.inference.base import PolicyClient, PolicyError, Weights
 from infra.wire import Publisher
-from schemas.control import Credit, PolicyVersion
+from schemas.control import Cancel, Credit, PolicyVersion
 from schemas.telemetry import MetricPoint, Metrics
 from schemas.topics import METRICS
 
@@ -31,7 +31,7 @@ AGAIN_S = 1.0
 """Pause before a failed load is tried again, seconds."""
 
 
-class EngineTaken(ConfigError):
+class EngineTaken(RollmillError):
     """The engine is another run's."""
 
 
@@ -72,6 +72,8 @@ class WeightSync:
         Raises:
             EngineTaken: the engine is that of a run that has not ended, or another run took it.
         """
+        if self._control.get(f"policy/{self._run}", PolicyVersion) is None:
+            log.info("no trainer of run %s has announced a version yet: the engine is left as it is", self._run)
         while True:
             wanted = self._control.get(f"policy/{self._run}", PolicyVersion)
             try:
@@ -81,7 +83,9 @@ class WeightSync:
                 log.warning("policy version %s not loaded, tried again: %s", wanted and wanted.version, error)
                 await self._clock.sleep(AGAIN_S)
                 continue
-            await self._control.changed(LOOK_EVERY_S)
+            # A version that was announced during the load woke nobody.
+            if self._control.get(f"policy/{self._run}", PolicyVersion) == wanted:
+                await self._control.changed(LOOK_EVERY_S)
 
     async def _behind(self, wanted: PolicyVersion) -> bool:
         """Tell whether the engine may serve other weights.
@@ -90,20 +94,21 @@ class WeightSync:
         """
         found = (await self._client.info()).weights
         if found.run not in {"", self._run}:
-            self._refuse_theirs(found)
-            return True
-        return self._loaded != (wanted.version, wanted.digest) or found.version != wanted.version
+            self._require_right_to(found)
+        return self._loaded != (wanted.version, wanted.digest) or found != Weights(wanted.version, self._run)
 
-    def _refuse_theirs(self, found: Weights) -> None:
-        """Raise EngineTaken if another run has a right to the engine."""
+    def _require_right_to(self, found: Weights) -> None:
+        """Raise EngineTaken if the run whose weights are in the engine needs it."""
         has = f"the engine has version {found.version} of run {found.run}"
         if self._loaded is not None:
             raise EngineTaken(f"run {self._run} had this engine, and now {has}: whoever follows that run took it")
         credit = self._control.get(f"credit/{found.run}", Credit)
-        if not (self._take or (credit is not None and credit.closed)):
+        is_over = (credit is not None and credit.closed) or self._control.get(f"cancel/{found.run}", Cancel) is not None
+        if not (self._take or is_over):
             raise EngineTaken(
-                f"{has}, which has not ended: give run {self._run} an engine of its own, or, if that run is given up, "
-                "take its engine by --take"
+                f"{has}, whose trainer has not closed it: wait for its end, or cancel it, or take its engine by "
+                "--take. Runs that train at the same time need stages and an engine each, under a `bus.prefix` of "
+                "their own"
             )
 
     async def _load(self, wanted: PolicyVersion) -> None:
@@ -112,8 +117,10 @@ class WeightSync:
             # Inside: a pause whose answer was lost may hold, and must be ended too.
             await self._client.pause("keep")
             await self._client.load(Path(wanted.directory), wanted.version, self._run)
-        finally:
-            await self._client.resume()
+        except BaseException:
+            await self._end_pause()
+            raise
+        await self._client.resume()
         self._loaded = (wanted.version, wanted.digest)
         took_s = self._clock.monotonic() - began
         log.info("policy serves version %d of run %s after %.2f s", wanted.version, self._run, took_s)
@@ -122,3 +129,10 @@ class WeightSync:
             await self._publisher.publish(METRICS, Metrics(run=self._run, service="policy", points=(point,)))
         except BusError as error:
             log.warning("metric %s not published: %s", point.name, error)
+
+    async def _end_pause(self) -> None:
+        """Let the engine sample on after a load that did not end well; what went wrong is said by its own error."""
+        try:
+            await self._client.resume()
+        except PolicyError as error:
+            log.warning("the engine stays paused until its lease or the next load ends that: %s", error)

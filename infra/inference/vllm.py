@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from infra.inference import vllm_wire as wire
 from infra.inference.base import (
+    UNKNOWN,
     BadReply,
     ContextOverflow,
     FinishReason,
@@ -34,6 +35,7 @@ from infra.inference.base import (
     PolicyError,
     PolicyOverloaded,
     PolicyRefused,
+    PolicyTooSlow,
     PolicyUnreachable,
     VersionSpan,
     Weights,
@@ -127,7 +129,7 @@ class VllmClient:
         body = await self._call("POST", wire.GENERATE, body=request, timeout=self._generate_timeout)
         generation = _generation(_decode(body, wire.GenerateResponse, wire.GENERATE))
         if generation.versions:
-            self._note(generation.versions[-1].weights)
+            await self._note(generation.versions[-1].weights)
         return generation
 
     async def info(self) -> ModelInfo:
@@ -164,12 +166,22 @@ class VllmClient:
         await self._call("POST", wire.RESUME)
 
     async def load(self, directory: Path, version: int, run: str = "") -> None:
-        """Put weights in place under a version of a run; see `PolicyClient`."""
+        """Put weights in place under a version of a run; see `PolicyClient`.
+
+        Meanwhile they are labelled as nobody's: should a call in between fail, no token of the new weights counts as
+        one of the old ones.
+        """
+        before = await self._weights()
+        await self._label(UNKNOWN)
         call = wire.CollectiveRpc(method="reload_weights", kwargs=wire.ReloadWeights(weights_path=str(directory)))
-        await self._call("POST", wire.COLLECTIVE_RPC, body=call)
+        try:
+            await self._call("POST", wire.COLLECTIVE_RPC, body=call)
+        except PolicyRefused:
+            await self._label(before)  # nothing was changed
+            raise
         await self._call("POST", wire.RESET_PREFIX_CACHE)
         given = Weights(version, run)
-        await self._call("POST", wire.UPDATE_WEIGHT_VERSION, body=wire.NewVersion(new_version=wire.label(given)))
+        await self._label(given)
         if (found := await self._weights()) != given:
             raise BadReply(
                 f"{self.url} was given version {wire.label(given)} and reports {wire.label(found)}: another loader is "
@@ -198,12 +210,18 @@ class VllmClient:
     async def _weights(self) -> Weights:
         body = await self._call("GET", wire.WEIGHT_INFO)
         found = _labelled(_decode(body, wire.WeightInfo, wire.WEIGHT_INFO).weight_version)
-        self._note(found)
+        self._newest = found
         return found
 
-    def _note(self, seen: Weights) -> None:
-        """Salt by these weights, unless they are older: answers may be late."""
-        self._newest = max(self._newest, seen) if seen.run == self._newest.run else seen
+    async def _label(self, weights: Weights) -> None:
+        await self._call("POST", wire.UPDATE_WEIGHT_VERSION, body=wire.NewVersion(new_version=wire.label(weights)))
+
+    async def _note(self, seen: Weights) -> None:
+        """Salt by later weights of the run; an answer may be late, so which run is served, only the engine says."""
+        if seen.run == self._newest.run:
+            self._newest = max(self._newest, seen)
+        else:
+            await self._weights()
 
     async def _vllm_config(self) -> tuple[str, str]:
         """Return (dtype, log-prob mode) as vLLM's development endpoint tells them."""
@@ -238,14 +256,16 @@ class VllmClient:
                 if response.status >= HTTPStatus.MULTIPLE_CHOICES:
                     raise _refusal(f"{self.url}{path}", response.status, found)
                 return found
-        except TimeoutError as error:
-            raise PolicyUnreachable(
-                f"{self.url}{path} did not answer in {(timeout or self._control_timeout).total} s: the engine is "
-                "paused, stuck or overloaded; see its log"
-            ) from error
-        except aiohttp.ClientError as error:
+        except aiohttp.ClientError as error:  # a connection that takes too long is one of them
             raise PolicyUnreachable(
                 f"{self.url}{path}: {type(error).__name__}: {error}; check that the engine runs at this address"
+            ) from error
+        except TimeoutError as error:
+            limit_s = (timeout or self._control_timeout).total
+            kind = PolicyTooSlow if path == wire.GENERATE else PolicyUnreachable
+            raise kind(
+                f"{self.url}{path} did not answer in {limit_s} s: the engine is paused, stuck or overloaded; see "
+                "its log"
             ) from error
 
 
@@ -300,7 +320,7 @@ def _labelled(text: str) -> Weights:
         return wire.labelled(text)
     except ValueError as error:
         raise BadReply(
-            f"the weights carry the label {text!r}, not a version number: somebody else loads this engine"
+            f"the weights carry the label {text!r}, neither a number nor NUMBER@RUN: somebody else loads this engine"
         ) from error
 
 

@@ -53,7 +53,7 @@ def serve(model: Path | None, port: int, threads: int, config: Config) -> None:
 def follow(run: str, take: bool, config: Config) -> None:
     """Bring every version that a run's trainer announces into the engine at `policy.url` (ours or vLLM).
 
-    An engine serves one run: runs that train at the same time need an engine each.
+    An engine serves one run: runs that train at the same time need stages and an engine each.
     """
     set_up_logging()
     output.run(_follow(run, config, take=take))

@@ -48,4 +48,5 @@ def _describe(view: ControlView, manifest: RunManifest) -> dict[str, Any]:
 def _show(result: dict[str, Any]) -> None:
     columns = ("run", "created", "seed", "samples", "admitted", "version", "trainer", "cancelled")
     rows = [["-" if row[column] is None else row[column] for column in columns] for row in result["runs"]]
-    output.print_table("runs", columns, rows)
+    titles = {"samples": "samples of a group", "admitted": "groups admitted"}
+    output.print_table("runs", [titles.get(column, column) for column in columns], rows)

@@ -115,7 +115,7 @@ async def _play(
     """Evaluate, train, evaluate, replay, check."""
     _serve(story.served, story.warm)
     await machine.load(story.warm)
-    before = await _measure(machine, story, recipe, screen, "before", 0)
+    before = await _measure(machine, story, recipe, screen, "before", None)
     _require_fit(before["sampled"].scores, recipe)
     state, kills = await _train(machine, story, recipe, screen, kill=kill)
     after = await _measure(machine, story, recipe, screen, "after", state.version)
@@ -147,11 +147,11 @@ def _serve(link: Path, model: Path) -> None:
 
 
 async def _measure(
-    machine: Machine, story: Story, recipe: Recipe, screen: Screen, when: str, version: int
+    machine: Machine, story: Story, recipe: Recipe, screen: Screen, when: str, version: int | None
 ) -> dict[str, Measured]:
     """Play all suites at once, so that the engine batches across them.
 
-    A version may be announced before the policy serves it; only that one counts.
+    A version may be announced before the policy serves it; only that one counts. None: nothing is trained yet.
     """
     done = dict.fromkeys((suite.name for suite in recipe.suites()), 0)
     total = sum(suite.episodes for suite in recipe.suites())
@@ -168,7 +168,7 @@ async def _measure(
             suite,
             run=run,
             seed=story.seed,
-            weights=Weights(version, story.run),
+            weights=None if version is None else Weights(version, story.run),
             on_progress=on_progress,
         )
 

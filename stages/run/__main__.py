@@ -20,7 +20,10 @@ from stages.wiring import run_stage
 async def member(around: Surroundings) -> AsyncIterator[Member]:
     """Give a member of the stage's group that is connected to the environment hosts and the policy."""
     settings, clock, guards = around.config.policy, around.clock, guards_of(around, "run")
-    hosts, policy = HttpEnvHosts(clock=clock), VllmClient(settings.url, model=settings.name)
+    hosts, policy = (
+        HttpEnvHosts(clock=clock),
+        VllmClient(settings.url, model=settings.name, generate_timeout_s=settings.generate_timeout_s),
+    )
     run = RunStage(
         hosts=PatientHosts(hosts, clock, guards),
         policy=patient_policy(policy, settings.url, clock, guards, wait_s=settings.wait_s),

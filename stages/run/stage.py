@@ -78,12 +78,28 @@ class RunStage:
         """Run an episode to its end. Raises Failure."""
         family = handler(episode.task.family)
         host = self._hosts.at(episode.host)
-        engine = await self._policy.info(episode.task.min_version, episode.task.weights_of)
-        self._check_tokenizer(engine)
+        try:
+            engine = await self._policy.info(episode.task.min_version, episode.task.weights_of)
+            self._check_tokenizer(engine)
+        except Failure:
+            await self._let_go(episode, host)
+            raise
         try:
             return await self._claim_and_run(episode, family, engine, host)
         except Fenced as fenced:
             await self._give_up(episode, fenced)
+
+    async def _let_go(self, episode: Episode, host: EnvHostClient) -> None:
+        """Let an environment end that this attempt will not use: the next one has its own.
+
+        It is claimed, and the claim runs out within a minute; unclaimed it would keep its place until the sample's last
+        deadline. To close it at once would be too early: should the record come again before the next attempt is in the
+        log, its environment must still be there.
+        """
+        try:
+            await host.claim(episode.lease)
+        except Failure as failure:
+            log.info("%s: its environment ends by its deadline: %s", episode.task.id, failure)
 
     async def _give_up(self, episode: Episode, fenced: Fenced) -> NoReturn:
         """Leave an episode to the worker that claimed it; raises Failure if that one had no right to."""
@@ -170,6 +186,7 @@ class RunStage:
             request_id=f"{task.run}/{task.group}/{task.sample}/{task.attempt}/{machine.turn}",
             stop_token_ids=self._renderer.stop_ids,
             max_tokens=ask.max_tokens,
+            min_version=task.min_version,
             weights_of=task.weights_of,
         )
 

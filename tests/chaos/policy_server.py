@@ -20,7 +20,7 @@ import msgspec
 from aiohttp import web
 
 from infra.inference import vllm_wire as wire
-from infra.inference.base import Generation, PolicyError
+from infra.inference.base import UNKNOWN, Generation, PolicyError
 from infra.inference.scripted import ScriptedPolicy
 from infra.service import set_up_logging, until_stopped
 from schemas.transcript import Sampling, TokenIds
@@ -112,7 +112,9 @@ class ScriptedServer:
     async def update_weight_version(self, http: web.Request) -> web.Response:
         """Take the version over."""
         body = await _read(http, wire.NewVersion)
-        await self._policy.load(self._directory, *wire.labelled(body.new_version))
+        weights = wire.labelled(body.new_version)
+        if weights != UNKNOWN:
+            await self._policy.load(self._directory, *weights)
         return _json({"success": True, "new_version": body.new_version})
 
     async def weight_info(self, _: web.Request) -> web.Response:

@@ -38,7 +38,7 @@ from infra.inference.base import (
 from infra.inference.local_server.engine import Engine, EngineLimits, Request
 from infra.inference.local_server.weights import load_model
 from infra.inference.model_digest import TokenizerMissing, tokenizer_digest
-from schemas.transcript import Sampling
+from schemas.transcript import Sampling, sampling_flaw
 
 log = logging.getLogger(__name__)
 
@@ -219,21 +219,19 @@ def _request(body: wire.GenerateRequest) -> Request:
     }
     if named := [name for name, given in unknown.items() if given]:
         raise PolicyRefused(f"this engine does not do {', '.join(named)}; leave it out or serve the model with vLLM")
-    if asked.max_tokens < 1 or asked.temperature < 0 or not 0 < asked.top_p <= 1 or not 0 <= asked.min_p <= 1:
-        raise PolicyRefused(
-            f"max_tokens {asked.max_tokens}, temperature {asked.temperature}, top_p {asked.top_p} or min_p "
-            f"{asked.min_p} is out of range"
-        )
+    sampling = Sampling(
+        temperature=asked.temperature,
+        top_p=asked.top_p,
+        top_k=max(asked.top_k, 0),
+        min_p=asked.min_p,
+        max_tokens=asked.max_tokens,
+    )
+    if (flaw := sampling_flaw(sampling)) is not None:
+        raise PolicyRefused(flaw)
     return Request(
         request_id=body.request_id,
         prompt=np.array(body.token_ids, dtype=np.int32),
-        sampling=Sampling(
-            temperature=asked.temperature,
-            top_p=asked.top_p,
-            top_k=max(asked.top_k, 0),
-            min_p=asked.min_p,
-            max_tokens=asked.max_tokens,
-        ),
+        sampling=sampling,
         seed=asked.seed or 0,
         stop_token_ids=frozenset(asked.stop_token_ids),
         max_tokens=asked.max_tokens,

@@ -13,6 +13,7 @@ from infra.inference.base import (
     PolicyError,
     PolicyOverloaded,
     PolicyRefused,
+    PolicyTooSlow,
     PolicyUnreachable,
     VersionSpan,
 )
@@ -182,7 +183,14 @@ async def test_a_missing_route_names_the_flags(fake):
 async def test_a_silent_engine_is_unreachable(fake):
     """The limit ends the wait, and the error says how long it was."""
     fake.answers(choice())
-    with pytest.raises(PolicyUnreachable, match="did not answer"):
+    async with VllmClient(fake.url, control_timeout_s=1e-9) as client:
+        with pytest.raises(PolicyUnreachable, match="did not answer"):
+            await client.info()
+
+
+async def test_a_generation_that_takes_too_long_is_no_outage(fake):
+    """The engine is there: a long answer must not open its breaker."""
+    with pytest.raises(PolicyTooSlow, match="did not answer"):
         await ask(fake, generate_timeout_s=1e-9)
 
 
@@ -199,15 +207,54 @@ async def test_loading_is_reload_reset_label(fake):
         await client.load("/weights/9", 9)
         await client.generate([1], Sampling(), seed=1, request_id="b")
     assert [path for path, _ in fake.asked] == [
+        "/weight_info",
+        "/update_weight_version",
         "/collective_rpc",
         "/reset_prefix_cache",
         "/update_weight_version",
         "/weight_info",
         "/inference/v1/generate",
     ]
-    assert fake.asked[0][1] == {"method": "reload_weights", "kwargs": {"weights_path": "/weights/9"}}
-    assert fake.asked[2][1] == {"new_version": "9"}
-    assert fake.asked[4][1]["cache_salt"] == "9"
+    assert fake.asked[1][1] == {"new_version": "-1"}
+    assert fake.asked[2][1] == {"method": "reload_weights", "kwargs": {"weights_path": "/weights/9"}}
+    assert fake.asked[4][1] == {"new_version": "9"}
+    assert fake.asked[6][1]["cache_salt"] == "9"
+
+
+async def test_a_load_that_breaks_in_the_middle_leaves_no_old_label_on_new_weights(fake):
+    """Nobody can say whose tokens those would be: until a load has ended well they are nobody's."""
+    fake.replies |= {
+        "/collective_rpc": (200, {"results": [None]}),
+        "/reset_prefix_cache": (500, {"detail": "stuck"}),
+        "/update_weight_version": (200, {"success": True}),
+        "/weight_info": (200, {"weight_version": "8@r"}),
+    }
+    async with VllmClient(fake.url) as client:
+        with pytest.raises(PolicyError, match="stuck"):
+            await client.load("/weights/9", 9, "r")
+
+    assert [body["new_version"] for path, body in fake.asked if path == "/update_weight_version"] == ["-1"]
+
+
+async def test_weights_that_an_engine_does_not_find_leave_the_old_ones_with_their_label(fake):
+    """Nothing was changed, and the engine goes on."""
+    fake.replies |= {
+        "/collective_rpc": (404, {"error": {"message": "no such directory", "type": "ModelPathMissing"}}),
+        "/update_weight_version": (200, {"success": True}),
+        "/weight_info": (200, {"weight_version": "8@r"}),
+    }
+    async with VllmClient(fake.url) as client:
+        with pytest.raises(PolicyRefused, match="no such directory"):
+            await client.load("/weights/9", 9, "r")
+
+    assert [body["new_version"] for path, body in fake.asked if path == "/update_weight_version"] == ["-1", "8@r"]
+
+
+async def test_tokens_of_weights_that_were_being_exchanged_are_refused(fake):
+    """They cannot be trained on."""
+    fake.answers(choice(weight_versions=[{"version": "-1", "start": 0, "end": 2}]))
+    with pytest.raises(BadReply, match="while the weights were exchanged"):
+        await ask(fake)
 
 
 async def test_the_label_of_weights_names_their_run(fake):
@@ -222,21 +269,23 @@ async def test_the_label_of_weights_names_their_run(fake):
     async with VllmClient(fake.url) as client:
         await client.load("/weights/9", 9, "my-run")
         salts = []
-        for _ in range(2):
+        for served in ("9@my-run", "3@other", "3@other"):
+            fake.replies["/weight_info"] = (200, {"weight_version": served})
             answer = await client.generate([1], Sampling(), seed=1, request_id="b")
-            salts.append(fake.asked[-1][1]["cache_salt"])
-    assert fake.asked[2][1] == {"new_version": "9@my-run"}
+            salts.append(next(body["cache_salt"] for _, body in reversed(fake.asked) if body and "cache_salt" in body))
+    assert fake.asked[4][1] == {"new_version": "9@my-run"}
     assert answer.versions == (VersionSpan(start=0, stop=2, version=3, run="other"),)
-    assert salts == ["9@my-run", "3@other"]
+    assert salts == ["9@my-run", "9@my-run", "3@other"], "the first answer was late: the engine still had my-run's"
 
 
 async def test_an_older_answer_that_comes_late_does_not_bring_its_salt_back(fake):
     """Prompts after a load must not find what older weights of the run computed."""
     async with VllmClient(fake.url) as client:
+        fake.replies["/weight_info"] = (200, {"weight_version": "9@r"})
         for version in ("9@r", "8@r", "8@r"):
             fake.answers(choice(weight_versions=[{"version": version, "start": 0, "end": 2}]))
             await client.generate([1], Sampling(), seed=1, request_id="b")
-    assert [body["cache_salt"] for _, body in fake.asked] == ["0", "9@r", "9@r"]
+    assert [body["cache_salt"] for _, body in fake.asked if body] == ["0", "9@r", "9@r"]
 
 
 async def test_a_version_that_did_not_take_is_noticed(fake):

@@ -9,7 +9,7 @@ import pytest
 
 from infra.clock import VirtualClock, settle
 from infra.errors import Failure
-from infra.inference.base import BadReply, PolicyOverloaded, PolicyRefused, PolicyUnreachable
+from infra.inference.base import BadReply, PolicyOverloaded, PolicyRefused, PolicyUnreachable, Weights
 from infra.inference.patient import PatientPolicy
 from infra.inference.scripted import ScriptedPolicy
 from infra.waiting import heard_by
@@ -42,7 +42,7 @@ class Engine(ScriptedPolicy):
 
     def serve(self, version, **changes):
         """Become another engine."""
-        self._version = version
+        self._weights = Weights(version)
         self._digest = changes.get("digest", self._digest)
 
 
@@ -148,7 +148,8 @@ async def test_a_version_is_waited_for(clock):
 
 async def test_a_version_that_does_not_come_is_an_engine_failure(clock):
     """It names what was waited for and what is there."""
-    with pytest.raises(Failure, match="waited 30 s for policy version 4; the engine has 3") as caught:
+    says = "waited 30 s for policy version >= 4; the engine has version 3 of no run"
+    with pytest.raises(Failure, match=says) as caught:
         await after(clock, 31, PatientPolicy(Engine(version=3), clock, wait_s=30).info(4))
 
     assert is_engine_failure(caught.value)

@@ -11,7 +11,7 @@ from infra.breaker import BreakerLimits
 from infra.clock import VirtualClock, settle
 from infra.errors import Failure
 from infra.guard import Guard
-from infra.inference.base import PolicyError, PolicyOverloaded, PolicyUnreachable
+from infra.inference.base import PolicyError, PolicyOverloaded, PolicyUnreachable, Weights
 from infra.inference.patient import PatientPolicy, answers
 from infra.inference.scripted import ScriptedPolicy
 from infra.waiting import heard_by
@@ -92,7 +92,7 @@ async def test_what_the_engine_serves_is_asked_again_after_an_outage(world):
     world.engine.error = PolicyUnreachable("connection refused")
     waiting = world.generate()
     await world.probe_for(10)
-    world.engine.error, world.engine._version = None, 3
+    world.engine.error, world.engine._weights = None, Weights(3)
     await world.probe_for(10)
     await asyncio.wait_for(waiting, 30)
 

@@ -11,12 +11,12 @@ import pytest
 from infra.clock import VirtualClock, settle
 from infra.control import ControlView
 from infra.errors import BusError
-from infra.inference.base import ModelPathMissing, PolicyUnreachable, Weights
+from infra.inference.base import ModelPathMissing, PolicyRefused, PolicyUnreachable, Weights
 from infra.inference.scripted import ScriptedPolicy
 from infra.inference.sync import AGAIN_S, LOOK_EVERY_S, EngineTaken, WeightSync
 from infra.memory import MemoryBus
 from infra.wire import Publisher, unpack
-from schemas.control import Credit, PolicyVersion
+from schemas.control import Cancel, Credit, PolicyVersion
 from schemas.topics import CONTROL, METRICS, TABLE
 from schemas.transcript import Sampling
 from tests.logs import read_all
@@ -160,7 +160,10 @@ async def test_the_engine_of_a_run_that_trains_is_left_alone(bus, clock, engine,
     await announce(1)
     await announce(1, run="late")
     async with syncing(bus, clock, engine), begun(bus, clock, engine, run="late") as second:
-        with pytest.raises(EngineTaken, match="version 1 of run r, which has not ended: give run late an engine"):
+        with pytest.raises(
+            EngineTaken,
+            match="version 1 of run r, whose trainer has not closed it: wait for its end, or cancel it, or take",
+        ):
             await second
         await clock.advance(2 * LOOK_EVERY_S)
 
@@ -178,6 +181,62 @@ async def test_the_engine_of_a_run_that_has_ended_is_free(bus, clock, engine, an
     await announce(0, run="next")
     async with syncing(bus, clock, engine, run="next"):
         assert (await engine.info()).weights == Weights(0, "next")
+
+
+async def test_the_engine_of_a_cancelled_run_is_free(bus, clock, engine, announce):
+    """Its trainer may never have said that it ends."""
+    await announce(8)
+    async with syncing(bus, clock, engine):
+        pass
+    await Publisher(bus, clock, "cancel").publish(CONTROL, Cancel(target="r", cause="given up"))
+    await announce(0, run="next")
+    async with syncing(bus, clock, engine, run="next"):
+        assert (await engine.info()).weights == Weights(0, "next")
+
+
+async def test_an_engine_that_restarted_at_the_first_version_gets_the_runs_own(bus, clock, engine, announce):
+    """The model that it was started with is version 0 too, and need not be the run's."""
+    async with syncing(bus, clock, engine):
+        await announce(0)
+        engine._weights = Weights()
+        await clock.advance(LOOK_EVERY_S)
+
+        assert (await engine.info()).weights == Weights(0, "r")
+
+
+async def test_a_synchronisation_that_is_ended_in_a_load_ends(bus, clock, engine, announce):
+    """Whatever the engine answers to the end of the pause."""
+    loading = asyncio.Event()
+
+    async def load(directory, version, run=""):
+        loading.set()
+        await asyncio.Event().wait()
+
+    engine.load = load
+    engine.trouble["resume"] = [PolicyRefused("weights were loaded and have no version yet")]
+    async with begun(bus, clock, engine) as running:
+        await announce(1)
+        await asyncio.wait_for(loading.wait(), 5)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(running, 5)
+
+
+async def test_a_version_that_is_announced_during_a_load_is_loaded_at_once(bus, clock, engine, announce):
+    """Not when the engine is looked at again."""
+    load = engine.load
+
+    async def slow(directory, version, run=""):
+        if version == 1:
+            await announce(2)
+        await load(directory, version, run)
+
+    engine.load = slow
+    async with syncing(bus, clock, engine):
+        await announce(1)
+        await settle()
+
+        assert [1, 2] == [version for _, version in engine.loaded]
 
 
 async def test_an_engine_may_be_taken_and_whoever_had_it_ends(bus, clock, engine, announce):

@@ -115,6 +115,34 @@ async def test_jobs_of_one_partition_run_at_once(bus):
     assert len(await episodes(bus)) == 5
 
 
+async def test_what_a_poll_brings_after_the_stop_is_not_begun(bus):
+    """Rolling upgrades would start a full house only to cancel it."""
+    seen = []
+
+    async def handle(task):
+        seen.append(task.sample)
+        return await opened(task)
+
+    worker = member(bus, handle)
+    loop = worker._worker
+    fetch = loop._fetch
+
+    async def fetch_and_be_stopped(consumer, room):
+        await fetch(consumer, room)
+        if loop._waiting:
+            worker.stop()
+
+    loop._fetch = fetch_and_be_stopped
+    await publish(bus, 20)
+    await asyncio.wait_for(worker.run(), 30)
+
+    assert ([], 0) == (seen, await committed(bus))
+    running = asyncio.create_task((again := member(bus, handle)).run())
+    await wait_until(lambda: committed(bus), 20)
+    await stopped(again, running)
+    assert sorted(seen) == list(range(20))
+
+
 async def test_an_unfinished_record_is_handed_out_again_after_a_stop(bus):
     """What did not end within the drain is not committed, and nothing else is repeated."""
     never, seen = asyncio.Event(), []

@@ -241,7 +241,7 @@ async def test_a_feeder_that_waits_says_what_for(bus, clock, caplog):
         await clock.advance(SAY_EVERY_S + 1)
     await cancelled(running)
 
-    assert "group 0 waits 30 s for credit (has none)" in caplog.text
+    assert "group 0 waits 30 s for credit (its trainer has given none yet)" in caplog.text
 
 
 async def test_a_feeder_that_waits_long_says_so_now_and_then(bus, clock, caplog):
@@ -257,8 +257,8 @@ async def test_a_feeder_that_waits_long_says_so_now_and_then(bus, clock, caplog)
 
     said = [line for line in caplog.messages if "for credit" in line]
     assert [
-        "run r: group 0 waits 30 s for credit (has none)",
-        "run r: group 0 waits 60 s for credit (has none)",
+        "run r: group 0 waits 30 s for credit (its trainer has given none yet)",
+        "run r: group 0 waits 60 s for credit (its trainer has given none yet)",
     ] == said
 
 

@@ -19,7 +19,7 @@ from infra.board.feed import Feed, rebuild
 from infra.bus import TopicPartition
 from infra.claims import claimed
 from infra.clock import settle
-from infra.errors import BusError
+from infra.errors import BusError, WaitTimeout
 from infra.memory import MemoryBus, MemoryReader
 from infra.middleware.deadline import GRACE_S, LONGEST_S, reap_at_ms
 from infra.outages import SILENT_MS
@@ -203,6 +203,31 @@ async def log(bus, clock):
     assert not running.done(), running
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_reaper_that_cannot_read_what_is_there_says_so(bus, clock):
+    """It would look as if it watched: a broker that is away gives nothing, and no error either."""
+    await Publisher(bus, clock, "test").publish(TASKS, open_task(0, clock.now_ms()))
+    read = bus.read
+
+    async def deaf(start):
+        reader = await read(start)
+        if len([tp for tp in start if tp.topic == TASKS.name]) == TASKS.partitions:
+
+            async def nothing(limit, seconds):
+                await clock.sleep(seconds)
+                return ()
+
+            reader.poll = nothing
+        return reader
+
+    bus.read = deaf
+    running = asyncio.create_task(Reaper(bus, clock).run())
+    await settle()
+    for _ in range(70):
+        await clock.advance(1.0)
+    with pytest.raises(WaitTimeout, match=r"waited 60 s for more of tasks; partition .* is read up to 0 of 1"):
+        await asyncio.wait_for(running, 5)
 
 
 async def test_only_what_is_overdue_and_without_an_outcome_expires(log, clock):

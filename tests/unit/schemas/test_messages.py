@@ -66,6 +66,22 @@ def test_a_task_out_of_range_is_no_task(field, value):
         codec.decode(codec.encode(make_task(**{field: value})), Task)
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"run": ""}, "'' is no name for a run"),
+        ({"run": "a/b"}, "'a/b' is no name for a run"),
+        ({"run": "r" * 5_000}, r"\(5000 characters\) is no name for a run"),
+        ({"weights_of": ""}, "'' is no name for a run"),
+        ({"group": "g" * 201}, "group has 201 characters; it has at most 200"),
+    ],
+)
+def test_names_that_no_key_and_no_table_could_hold_are_refused(changes, says):
+    """They are parts of keys, of paths, and of what commands print."""
+    with pytest.raises(codec.DecodeError, match=says):
+        codec.decode(codec.encode(make_task(**changes)), Task)
+
+
 @pytest.mark.parametrize("sample", [4, 5, 2**31 - 1])
 def test_a_sibling_that_its_group_does_not_have_is_no_task(sample):
     """It would complete a group in the place of one that is still to come."""

@@ -72,6 +72,7 @@ def test_any_payload_will_do_with_its_own_digest(payload):
         ({"horizon": "long"}, "Expected `int`, got `str`"),
         ({"seed": 2**64}, "no form on the wire"),
         ({"sampling": Sampling(temperature=math.inf)}, "sampling.temperature is inf; it is 0 to 1e+06"),
+        ({"sampling": Sampling(temperature=1e-300)}, "sampling.temperature is 1e-300; it is 0, or at least 0.0001"),
         ({"payload_digest": "other"}, "payload_digest is 'other'"),
     ],
 )

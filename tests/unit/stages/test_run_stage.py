@@ -190,15 +190,16 @@ async def test_a_lease_that_is_lost_is_a_failure_that_another_attempt_may_mend(h
     assert FailureKind.ENVIRONMENT_LOST is failed.kind
 
 
-async def test_an_engine_with_another_tokenizer_fails_before_the_environment_is_claimed(host, toy_renderer):
-    """Ids of two vocabularies are never mixed; the error says what to do."""
+async def test_an_engine_with_another_tokenizer_fails_and_the_environment_is_let_go(host, toy_renderer):
+    """Ids of two vocabularies are never mixed; the error says what to do. The next attempt has its own environment."""
     episode = await opened(host)
     policy = policy_of(toy_renderer, "hello", tokenizer_digest="f" * 64)
     failed = await failure(stage_of(host, policy, toy_renderer), episode)
 
     assert (FailureKind.ENGINE, Boundary.POLICY) == (failed.kind, failed.boundary)
     assert "give both the same model directory" in failed.cause
-    assert ([], 1) == (policy.calls, (await host.counts()).leases["ready"])
+    leases = (await host.counts()).leases
+    assert ([], 0, 1) == (policy.calls, leases["ready"], leases["claimed"]), "a claim without heartbeat runs out"
 
 
 async def test_an_engine_whose_files_cannot_be_read_here_is_trusted(host, toy_renderer):
@@ -268,7 +269,7 @@ async def test_a_task_waits_for_the_version_that_it_was_admitted_for(host, toy_r
     waiting = asyncio.create_task(stage.handle(await opened(host, min_version=5, group="g1")))
     await settle()
     await clock.advance(6.0)
-    with pytest.raises(Failure, match="waited 5 s for policy version >= 5; the engine has 4"):
+    with pytest.raises(Failure, match="waited 5 s for policy version >= 5; the engine has version 4 of no run"):
         await waiting
 
 
@@ -294,7 +295,7 @@ async def test_a_task_of_a_run_in_training_waits_for_the_weights_of_that_run(hos
     waiting = asyncio.create_task(stage.handle(await opened(host, min_version=5, weights_of="third", group="g1")))
     await settle()
     await clock.advance(6.0)
-    with pytest.raises(Failure, match="for policy version >= 5 of run third; the engine has 5 of run mine"):
+    with pytest.raises(Failure, match="for policy version >= 5 of run third; the engine has version 5 of run mine"):
         await waiting
 
 
@@ -308,7 +309,7 @@ async def test_weights_of_another_run_that_come_in_between_fail_the_rollout(host
     failed = await failure(stage, await opened(host, weights_of="mine", group="g1"))
 
     assert (FailureKind.ENGINE, Boundary.POLICY) == (failed.kind, failed.boundary)
-    assert "version 6 of run other sampled a part of it, and the task is for run mine" in failed.cause
+    assert "version 6 of run other sampled a part of it, and the task is for version >= 0 of run mine" in failed.cause
 
 
 async def test_a_task_that_nobody_trains_on_is_sampled_by_whatever_is_served(host, toy_renderer, tmp_path):
@@ -319,13 +320,16 @@ async def test_a_task_that_nobody_trains_on_is_sampled_by_whatever_is_served(hos
     assert (await stage_of(host, policy, toy_renderer).handle(await opened(host))).message.stop is StopReason.DONE
 
 
-async def test_weights_that_were_put_in_place_by_hand_are_taken_by_their_number(host, toy_renderer, tmp_path):
-    """An engine may be given weights by other means than a trainer's announcements."""
+async def test_an_engine_that_restarted_with_its_first_model_samples_nothing_for_a_run(host, toy_renderer, tmp_path):
+    """It calls that model version 0, and so is the first one of every run: it may be another model all the same."""
     policy = policy_of(toy_renderer, "hello")
-    await loaded(policy, tmp_path, 6, "")
-    episode = await opened(host, weights_of="mine", min_version=6)
+    await loaded(policy, tmp_path, 0, "mine")
+    stage = stage_of(host, policy, toy_renderer)
+    await stage.handle(await opened(host, weights_of="mine"))
+    await loaded(policy, tmp_path, 0, "")
+    failed = await failure(stage, await opened(host, weights_of="mine", group="g1"))
 
-    assert (await stage_of(host, policy, toy_renderer).handle(episode)).message.stop is StopReason.DONE
+    assert "version 0 of no run sampled a part of it" in failed.cause
 
 
 async def test_limits_of_the_task_reach_the_engine(host, toy_renderer):
