@@ -209,6 +209,7 @@ class Trainer:
     async def take_over(self, intent: Intent, manifest: WriteManifest | None) -> None:
         """Become the run's trainer, and stand where its last checkpoint stood."""
         self._show(phase="starting")
+        log.info("run %s: loads %s, then reads what was decided", self._config.run, self._config.model)
         now = await self._load()
         history = await read_history(self._bus, self._clock, self._config.run)
         had_ended = history.ended is not None

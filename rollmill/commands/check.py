@@ -49,6 +49,9 @@ async def _check(run: str, config: Config) -> Report:
 
 
 def _show(report: Report) -> None:
+    if not report.admitted and not report.violations:
+        output.console.print(f"nothing was ever published to run {report.run!r}; `rollmill runs` lists the runs")
+        return
     rows = [(place, samples, MEANINGS[Disposition(place)]) for place, samples in report.counts.items()]
     rows.append(("admitted", report.admitted, "their sum"))
     output.print_table(f"samples of {report.run}", ("disposition", "samples", "meaning"), rows)
@@ -60,4 +63,4 @@ def _show(report: Report) -> None:
     if report.found > len(report.violations):
         output.console.print(f"  ... {report.found - len(report.violations)} more")
     if not report.admitted:
-        output.console.print(f"  nothing was ever published to run {report.run!r}; `rollmill runs` lists the runs")
+        output.console.print(f"  no task of run {report.run!r} was ever published; `rollmill runs` lists the runs")

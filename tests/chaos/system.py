@@ -224,7 +224,7 @@ async def played(tasks: list[Task], model: Path) -> Counter[int]:
         working = asyncio.create_task(pipeline.run())
         try:
             # Nobody brings this policy any weights.
-            unpaced = [msgspec.structs.replace(task, min_version=0) for task in tasks]
+            unpaced = [msgspec.structs.replace(task, min_version=0, weights_of=None) for task in tasks]
             await publish_tasks(Publisher(bus, CLOCK, "test"), unpaced)
             manifest = RunManifest(run=RUN, seed=0, samples=SAMPLES)
             found = await outcomes(bus, CLOCK, manifest, len(tasks), limit_s=ORACLE_LIMIT_S)

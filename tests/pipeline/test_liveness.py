@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from synthetic_run import failure, memory_bus, run_config, task
@@ -93,11 +94,14 @@ class World:
         await ensure_manifest(self.bus, self.clock, Publisher(self.bus, self.clock, "test"), manifest)
 
     async def grant(self, groups, max_lag):
-        """Give credit as a trainer at its first step does, and never again; return it."""
+        """Give credit as a trainer at its first step does, and never again, with its weights served; return it."""
         algorithm = AlgorithmConfig(groups=groups, samples=SAMPLES, max_lag=max_lag)
         given = credit(RUN, 1, algorithm, resolved=0, step=0, versions={0: 0})
         await self.publish_manifest()
         await Publisher(self.bus, self.clock, "trainer").publish(CONTROL, given)
+        await self.policy.pause()
+        await self.policy.load(Path.cwd(), 0, RUN)
+        await self.policy.resume()
         return given
 
     async def hand_over(self):
