@@ -8,7 +8,9 @@ token carries a version that `decisions` does not map to its step.
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from infra.wire import Publisher
@@ -17,6 +19,9 @@ from schemas.decisions import VersionPublished
 from schemas.topics import CONTROL
 from trainer.decision_log import DecisionLog
 from trainer.weights import weights_digest, write_model_directory
+
+ABANDONED_S = 3_600.0
+"""What was begun so long ago and is not whole yet, nobody writes any more, seconds."""
 
 
 class Announcer:
@@ -69,7 +74,15 @@ class Announcer:
         for old in sorted(self._directory.glob("v*-*"))[: -self._keep]:
             if old != target:
                 shutil.rmtree(old)
+        self._sweep()
         return target, digest
+
+    def _sweep(self) -> None:
+        """Remove what a trainer left that was killed while it wrote; a young one may be another trainer's."""
+        for partial in self._directory.glob(".v*-*.*"):
+            with suppress(FileNotFoundError):
+                if time.time() - partial.stat().st_mtime > ABANDONED_S:
+                    shutil.rmtree(partial, ignore_errors=True)
 
     async def announce(self, step: int, directory: Path, digest: str) -> int:
         """Write a version down, tell the policy, and return its number."""

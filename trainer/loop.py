@@ -17,10 +17,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from infra.blobs import BlobsAway
 from infra.bus import Bus, Reader, Record
 from infra.clock import Clock
 from infra.errors import RollmillError
-from infra.trajectories import read_trajectory, trajectories_of
+from infra.trajectories import OUTAGE_S, read_trajectory, trajectories_of
 from infra.wire import Publisher, Received
 from schemas.control import Credit
 from schemas.decisions import Branch, RunEnded, TrainerStarted
@@ -76,6 +77,9 @@ POLL_S = 0.25
 
 MAX_RECORDS = 64
 """Most records of one poll."""
+
+AGAIN_S = 1.0
+"""Pause before a value that is away is asked for again, seconds."""
 
 SAY_EVERY_S = 60.0
 """A trainer to which nothing comes says what it waits for this often, seconds."""
@@ -392,7 +396,7 @@ class Trainer:
 
     async def _trajectory(self, record: Record) -> Received[Trajectory] | None:
         """Return the record if it is a trajectory of this run."""
-        received = await read_trajectory(record, self._config.run, self._bus)
+        received = await self._opened(record)
         if received is None:
             return None
         trajectory = received.message
@@ -404,6 +408,18 @@ class Trainer:
                 f"log: go on in a new run, with the last weights, by --fork NEW_RUN"
             )
         return received
+
+    async def _opened(self, record: Record) -> Received[Trajectory] | None:
+        """Read a record; its value may lie in a store that is away for a while."""
+        give_up = self._clock.monotonic() + OUTAGE_S
+        while True:
+            try:
+                return await read_trajectory(record, self._config.run, self._bus)
+            except BlobsAway as error:
+                if self._bus.blobs is None or self._clock.monotonic() > give_up:
+                    raise
+                log.warning("run %s: waits for the value of offset %d: %s", self._config.run, record.offset, error)
+                await self._clock.sleep(AGAIN_S)
 
     async def _act(self, events: Sequence[Event]) -> None:
         for event in events:

@@ -139,8 +139,10 @@ def _write_model_directory(target: Path, weights: bytes, source: Path) -> None:
     try:
         for file in sorted(source.iterdir()):
             if file.is_file() and not _holds_weights(file):
-                shutil.copyfile(file, partial / file.name)
+                write_durably(partial / file.name, file.read_bytes())
         write_durably(partial / WEIGHTS_FILE, weights)
+        # The name says that it is whole, also after a power cut.
+        sync_directory(partial)
         partial.rename(target)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)

@@ -1,9 +1,12 @@
 import asyncio
+import random
 from pathlib import Path
 
+import msgspec
 import pytest
 from synthetic_run import (
     RUN,
+    SAMPLES,
     Killed,
     MortalBus,
     Sampler,
@@ -20,9 +23,12 @@ from synthetic_run import (
     trajectory,
 )
 
+from infra.blobs import BlobsAway
+from infra.blobs.memory import MemoryBlobs
 from infra.bus import TopicPartition
 from infra.clock import SystemClock
 from infra.errors import ConfigError
+from infra.memory import MemoryBus
 from infra.wire import Publisher
 from schemas.control import Credit, PolicyVersion
 from schemas.decisions import (
@@ -36,7 +42,7 @@ from schemas.decisions import (
 )
 from schemas.dispositions import Disposition, dispositions
 from schemas.partition import partition_for
-from schemas.topics import CONTROL, DECISIONS, TRAJECTORIES
+from schemas.topics import CONTROL, DECISIONS, TABLE, TRAJECTORIES
 from tests.logs import wait_until
 from trainer import loop
 from trainer.decision_log import Fenced
@@ -495,3 +501,30 @@ async def test_a_run_trains_the_same_however_little_it_holds_in_memory(model, tm
     await train(run_config(tmp_path, model, "lean", buffer_bytes=buffer_bytes), lean)
 
     assert told(await decisions(lean)) == told(await decisions(whole))
+
+
+class FlakyBlobs(MemoryBlobs):
+    """A store that does not answer every other time."""
+
+    asked = 0
+
+    async def get(self, digest):
+        self.asked += 1
+        if self.asked % 2:
+            raise BlobsAway("the disk is away")
+        return await super().get(digest)
+
+
+async def test_a_store_of_large_values_that_is_away_for_a_moment_ends_no_trainer(model, tmp_path):
+    """It is an outage like the log's own."""
+    bus = MemoryBus(CLOCK, blobs=FlakyBlobs(CLOCK))
+    await bus.create_topics(TABLE)
+    noise = random.Random(0).randbytes(1_200_000)
+    for number in range(2):
+        for sample in range(SAMPLES):
+            made = trajectory(task(number, sample), float(sample % 2))
+            large = msgspec.structs.replace(made, verdict={"screen": noise}) if sample == 0 else made
+            await Publisher(bus, CLOCK, "test").publish(TRAJECTORIES, large)
+    result = await train(run_config(tmp_path, model, stop={"max_steps": 1}), bus)
+
+    assert (result.steps, bus.blobs.asked >= 2) == (1, True)
