@@ -116,7 +116,7 @@ def warmed(folder: Path, seed: int) -> Path:
 async def played(model: Path, run: Run) -> Scores:
     """Return what a model achieves on the held-out hunts of a run."""
     async with MemoryMachine(model) as machine:
-        return await unless_broken(machine, _scores(machine, run, 0))
+        return await unless_broken(machine, _scores(machine, run, None))
 
 
 async def learn(folder: Path, model: Path, run: Run) -> Learnt:
@@ -213,15 +213,15 @@ def _told(state: RunState) -> bool:
     return state.ended is not None and state.step <= max((step for step, _ in state.curve), default=0)
 
 
-async def _scores(machine: MemoryMachine, run: Run, version: int) -> Scores:
-    """Play the hunts with one version: the last one may be announced before the policy serves it."""
+async def _scores(machine: MemoryMachine, run: Run, version: int | None) -> Scores:
+    """Play the hunts with one version, which may be announced before the policy serves it; None: nothing is trained."""
     found = await measure(
         machine.bus,
         machine.clock,
         run.suite,
         run=f"{run.id}-hunts",
         seed=run.seed,
-        weights=Weights(version, run.id),
+        weights=None if version is None else Weights(version, run.id),
         limit_s=HUNTS_LIMIT_S,
     )
     return found.scores
