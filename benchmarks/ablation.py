@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from benchmarks.learning import EPISODES, STEPS, Learnt, Run, learn_all
+from benchmarks.learning import DULL, EPISODES, STEPS, Learnt, Run, learn_all
 from benchmarks.report import machine
 
 PAGE = Path(__file__).parent.parent / "docs" / "ablation.md"
@@ -74,8 +74,9 @@ HEAD = """# What each part of DAPO adds on the demo's task
 Written by `python -m benchmarks.ablation`; do not edit. Task, model and whatever is not named are the demo's: {seeds}
 seeds, {steps} trainer steps a run, {episodes} held-out hunts a measurement, sampled at temperature 1. The warm start
 solves {start} of them. The runs of a seed begin with the same weights and the same tasks, and differences are
-taken seed by seed; ± is half of Student's 95 % interval over seeds. Without dynamic sampling groups that teach nothing
-fill a step too, so the same steps take fewer groups: see the last column.
+taken seed by seed; ± is half of Student's 95 % interval over seeds. A run ends early once {dull} groups in a row have
+taught nothing, as under a policy that has collapsed. Without dynamic sampling groups that teach nothing fill a step
+too, so the same steps take fewer groups: see the last column.
 
 {taken}
 
@@ -118,7 +119,7 @@ def start_of(learnt: Learnt) -> float:
 
 def course(learnt: Learnt) -> float:
     """Return the mean of a run's training curve: how soon it rose, which one look at the end does not tell."""
-    return statistics.fmean(value for _, value in learnt.curve)
+    return statistics.fmean(value for _, value in learnt.curve) if learnt.curve else math.nan
 
 
 def page(found: Mapping[str, Sequence[Learnt]], *, steps: int, episodes: int, taken: str) -> str:
@@ -132,7 +133,7 @@ def page(found: Mapping[str, Sequence[Learnt]], *, steps: int, episodes: int, ta
     """
     runs = found[ALL_ON]
     start = Interval.of([start_of(run) for run in runs])
-    head = HEAD.format(seeds=len(runs), steps=steps, episodes=episodes, start=_of(start), taken=taken)
+    head = HEAD.format(dull=DULL, seeds=len(runs), steps=steps, episodes=episodes, start=_of(start), taken=taken)
     return head + _summary(found) + "\nSuccess on held-out hunts after the last step, run by run:\n\n" + _each(found)
 
 

@@ -47,6 +47,9 @@ STEPS = RECIPE.min_steps
 EPISODES = RECIPE.suites()[0].episodes
 """Held-out hunts of a measurement: as many as the demo's."""
 
+DULL = 200
+"""A run ends when so many groups in a row taught nothing: its policy fails alike, or succeeds alike, everywhere."""
+
 STEP_LIMIT_S = 240.0
 """Longest wait for a trainer step, seconds: the machine may do much else."""
 
@@ -166,7 +169,8 @@ def run_toml(run: Run, model: Path, folder: Path) -> dict[str, Any]:
     values = RECIPE.run_toml(run.id, run.seed, model, folder / "trainer")
     values["algorithm"] |= run.algorithm
     # Nobody is killed here, so nothing is gone on with.
-    return {**values, "stop": {"max_steps": run.steps}, "checkpoints": {"every": run.steps}}
+    stop = {"max_steps": run.steps, "max_dropped": DULL}
+    return {**values, "stop": stop, "checkpoints": {"every": run.steps}}
 
 
 async def _learn(machine: MemoryMachine, path: Path, run: Run) -> Learnt:
