@@ -179,7 +179,7 @@ async def _learn(machine: MemoryMachine, path: Path, run: Run) -> Learnt:
     seconds = time.monotonic() - began
     return Learnt(
         run=run,
-        after=await _scores(machine, run, state.version),
+        after=await _scores(machine, run, Weights(state.version, run.id)),
         curve=tuple(state.curve),
         groups=state.kept + sum(state.dropped.values()),
         replayed=await replay(machine.bus, machine.clock, run.id),
@@ -217,15 +217,15 @@ def _told(state: RunState) -> bool:
     return state.ended is not None and state.step <= max((step for step, _ in state.curve), default=0)
 
 
-async def _scores(machine: MemoryMachine, run: Run, version: int | None) -> Scores:
-    """Play the hunts with one version, which may be announced before the policy serves it; None: nothing is trained."""
+async def _scores(machine: MemoryMachine, run: Run, weights: Weights | None) -> Scores:
+    """Play the hunts with weights that may be announced before the policy serves them; None: nothing is trained."""
     found = await measure(
         machine.bus,
         machine.clock,
         run.suite,
         run=f"{run.id}-hunts",
         seed=run.seed,
-        weights=None if version is None else Weights(version, run.id),
+        weights=weights,
         limit_s=HUNTS_LIMIT_S,
     )
     return found.scores

@@ -146,7 +146,7 @@ async def _measure(at_work: MemoryMachine, path: Path, steps: int) -> Figures:
     dropped = sum(state.dropped.values())
     return Figures(
         before=before,
-        after=await _scores(at_work, state.version),
+        after=await _scores(at_work, Weights(state.version, RUN)),
         steps=state.step,
         optimizer_steps=int(state.metrics["trainer.optimizer_steps"]),
         groups=state.kept + dropped,
@@ -158,16 +158,15 @@ async def _measure(at_work: MemoryMachine, path: Path, steps: int) -> Figures:
     )
 
 
-async def _scores(at_work: MemoryMachine, version: int | None) -> Scores:
+async def _scores(at_work: MemoryMachine, weights: Weights | None) -> Scores:
     wanted = RunManifest(
-        run=f"{RUN}-questions-{'before' if version is None else version}",
+        run=f"{RUN}-questions-{'before' if weights is None else weights.version}",
         seed=1,
         samples=1,
         horizon=1,
         sampling=Sampling(temperature=1.0, max_tokens=MAX_TOKENS),
         max_sampled_tokens=MAX_TOKENS,
     )
-    weights = None if version is None else Weights(version, RUN)
     source = GeneratedSource("between", {}, name="questions", count=QUESTIONS)
     ended = await play(at_work.bus, at_work.clock, source, wanted, weights=weights, limit_s=QUESTIONS_LIMIT_S)
     return scores(wanted.run, [one.played for one in ended])

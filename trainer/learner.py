@@ -180,8 +180,9 @@ class Learner:
         (entropy,) = self._ranks.sum([entropy])
         now, reference = self._ranks.merge(now), self._ranks.merge(reference)
         at_start = [now[i] for i in range(len(flat))]
-        rollout = [torch.from_numpy(s.rollout).to(a.device) for s, a in zip(flat, at_start, strict=True)]
-        old = rollout if self._config.old == "rollout" else at_start
+        old = at_start
+        if self._config.old == "rollout":
+            old = [torch.from_numpy(s.rollout).to(a.device) for s, a in zip(flat, at_start, strict=True)]
         tokens = sum(len(sequence.positions) for sequence in flat)
         judgement = self._critic.judge(flat, batch.episodes) if self._critic is not None else None
         return _AtStart(

@@ -118,7 +118,7 @@ async def _play(
     before = await _measure(machine, story, recipe, screen, "before", None)
     _require_fit(before["sampled"].scores, recipe)
     state, kills = await _train(machine, story, recipe, screen, kill=kill)
-    after = await _measure(machine, story, recipe, screen, "after", state.version)
+    after = await _measure(machine, story, recipe, screen, "after", Weights(state.version, story.run))
     if not recipe.shuffled:  # a hunt that it won by chance would only mislead
         _show_episode(story, before["sampled"], after["sampled"], screen)
     _say_control(before["sampled"].scores, after["sampled"].scores, recipe, screen)
@@ -147,11 +147,11 @@ def _serve(link: Path, model: Path) -> None:
 
 
 async def _measure(
-    machine: Machine, story: Story, recipe: Recipe, screen: Screen, when: str, version: int | None
+    machine: Machine, story: Story, recipe: Recipe, screen: Screen, when: str, weights: Weights | None
 ) -> dict[str, Measured]:
     """Play all suites at once, so that the engine batches across them.
 
-    A version may be announced before the policy serves it; only that one counts. None: nothing is trained yet.
+    A version may be announced before the policy serves it; only these weights count. None: nothing is trained yet.
     """
     done = dict.fromkeys((suite.name for suite in recipe.suites()), 0)
     total = sum(suite.episodes for suite in recipe.suites())
@@ -168,7 +168,7 @@ async def _measure(
             suite,
             run=run,
             seed=story.seed,
-            weights=None if version is None else Weights(version, story.run),
+            weights=weights,
             on_progress=on_progress,
         )
 

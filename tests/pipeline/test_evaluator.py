@@ -27,6 +27,7 @@ from tests.fast_clock import FastClock
 from tests.logs import read_all, wait_until
 from tests.model_directory import word_model
 from tests.pipeline.faulty import FaultyPolicy, RestartingHost
+from tests.served import put_in_place
 from trainer.config import CurriculumConfig, make_config
 
 BROKEN = Failed(kind=FailureKind.ENGINE, boundary=Boundary.POLICY, cause="made up")
@@ -128,9 +129,7 @@ async def test_a_suite_is_played_by_the_whole_pipeline(tmp_path):
     await bus.create_topics(TABLE)
     renderer = Renderer(word_model(tmp_path / "model", WORDS))
     outside = Outside(host=RestartingHost(clock), policy=FaultyPolicy(renderer), renderer=renderer)
-    await outside.policy.pause()
-    await outside.policy.load(tmp_path, 7, "r")
-    await outside.policy.resume()
+    await put_in_place(outside.policy, tmp_path, 7, "r")
     pipeline = Pipeline(bus, clock, Config(), outside)
     async with outside.host:
         running = asyncio.create_task(pipeline.run())

@@ -32,6 +32,7 @@ from tests.away import AwayHost
 from tests.fast_clock import FastClock
 from tests.logs import read_all, wait_until
 from tests.pipeline.faulty import FaultyPolicy
+from tests.served import put_in_place
 from trainer import loop
 from trainer.algorithm_config import AlgorithmConfig
 from trainer.credit import credit
@@ -99,9 +100,7 @@ class World:
         given = credit(RUN, 1, algorithm, resolved=0, step=0, versions={0: 0})
         await self.publish_manifest()
         await Publisher(self.bus, self.clock, "trainer").publish(CONTROL, given)
-        await self.policy.pause()
-        await self.policy.load(Path.cwd(), 0, RUN)
-        await self.policy.resume()
+        await put_in_place(self.policy, Path.cwd(), 0, RUN)
         return given
 
     async def hand_over(self):

@@ -24,6 +24,7 @@ from stages.run.stage import FENCED_S, MAX_CLAIMS, RunStage
 from tests.away import AwayHost
 from tests.fast_clock import FastClock
 from tests.logs import make_task, wait_until
+from tests.served import put_in_place
 
 CLOCK = SystemClock()
 
@@ -273,22 +274,16 @@ async def test_a_task_waits_for_the_version_that_it_was_admitted_for(host, toy_r
         await waiting
 
 
-async def loaded(policy, directory, version, run):
-    await policy.pause()
-    await policy.load(directory, version, run)
-    await policy.resume()
-
-
 async def test_a_task_of_a_run_in_training_waits_for_the_weights_of_that_run(host, toy_renderer, tmp_path):
     """Another run's version 7 is not its own: nothing of it is sampled."""
     clock, policy = VirtualClock(), policy_of(toy_renderer, "hello")
-    await loaded(policy, tmp_path, 7, "other")
+    await put_in_place(policy, tmp_path, 7, "other")
     stage = stage_of(host, policy, toy_renderer, clock=clock)
     waiting = asyncio.create_task(stage.handle(await opened(host, min_version=5, weights_of="mine")))
     await settle()
     await clock.advance(1.0)
     assert (waiting.done(), policy.sampled) == (False, 0)
-    await loaded(policy, tmp_path, 5, "mine")
+    await put_in_place(policy, tmp_path, 5, "mine")
     await clock.advance(1.0)
     assert (await waiting).message.transcript.spans[0].version == 5
 
@@ -299,14 +294,19 @@ async def test_a_task_of_a_run_in_training_waits_for_the_weights_of_that_run(hos
         await waiting
 
 
+async def failure_after(host, renderer, directory, first, then):
+    """Return the failure of a rollout whose engine has other weights, (version, run), than at the rollout before."""
+    policy = policy_of(renderer, "hello")
+    await put_in_place(policy, directory, *first)
+    stage = stage_of(host, policy, renderer)
+    await stage.handle(await opened(host, weights_of="mine"))
+    await put_in_place(policy, directory, *then)
+    return await failure(stage, await opened(host, weights_of="mine", group="g1"))
+
+
 async def test_weights_of_another_run_that_come_in_between_fail_the_rollout(host, toy_renderer, tmp_path):
     """Two runs brought their weights into one engine: no token of the wrong policy is trained on."""
-    policy = policy_of(toy_renderer, "hello")
-    await loaded(policy, tmp_path, 5, "mine")
-    stage = stage_of(host, policy, toy_renderer)
-    await stage.handle(await opened(host, weights_of="mine"))
-    await loaded(policy, tmp_path, 6, "other")
-    failed = await failure(stage, await opened(host, weights_of="mine", group="g1"))
+    failed = await failure_after(host, toy_renderer, tmp_path, (5, "mine"), (6, "other"))
 
     assert (FailureKind.ENGINE, Boundary.POLICY) == (failed.kind, failed.boundary)
     assert "version 6 of run other sampled a part of it, and the task is for version >= 0 of run mine" in failed.cause
@@ -315,19 +315,14 @@ async def test_weights_of_another_run_that_come_in_between_fail_the_rollout(host
 async def test_a_task_that_nobody_trains_on_is_sampled_by_whatever_is_served(host, toy_renderer, tmp_path):
     """Published from any producer, or made again from a log."""
     policy = policy_of(toy_renderer, "hello")
-    await loaded(policy, tmp_path, 6, "other")
+    await put_in_place(policy, tmp_path, 6, "other")
 
     assert (await stage_of(host, policy, toy_renderer).handle(await opened(host))).message.stop is StopReason.DONE
 
 
 async def test_an_engine_that_restarted_with_its_first_model_samples_nothing_for_a_run(host, toy_renderer, tmp_path):
     """It calls that model version 0, and so is the first one of every run: it may be another model all the same."""
-    policy = policy_of(toy_renderer, "hello")
-    await loaded(policy, tmp_path, 0, "mine")
-    stage = stage_of(host, policy, toy_renderer)
-    await stage.handle(await opened(host, weights_of="mine"))
-    await loaded(policy, tmp_path, 0, "")
-    failed = await failure(stage, await opened(host, weights_of="mine", group="g1"))
+    failed = await failure_after(host, toy_renderer, tmp_path, (0, "mine"), (0, ""))
 
     assert "version 0 of no run sampled a part of it" in failed.cause
 
