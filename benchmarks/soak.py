@@ -2,7 +2,7 @@
 
 INIT, two RUN workers and EVAL with simulated work, the reaper and the live board, as `rollmill up` starts them, on a
 real Kafka with the product's defaults. Tasks are fed as a feeder with credit does it: so many are open at once, no
-more, and each has a minute or so to end. Now and then the resident memory of every service is read; a line is fitted
+more, and each has seconds to end. Now and then the resident memory of every service is read; a line is fitted
 robustly (Theil-Sen, the median of the slopes of all pairs) to memory over tasks done, after the first tenth, in which
 caches fill. `rss_slope` is that of the worst service: its growth per 100,000 tasks as a share of its memory.
 
@@ -54,6 +54,9 @@ FED_AT_ONCE = 16
 SAMPLES = 200
 """How often memory is read."""
 
+OUTLINE = 21
+"""So many readings of each service are told."""
+
 TOKENS = 32
 """Tokens of a task's transcript."""
 
@@ -69,11 +72,12 @@ SILENCE_S = 60.0
 UNUSED = {True: {"sink", "envhost", "reaper", "board"}, False: {"sink", "envhost"}}
 """Quick or not -> services left out: nothing asks ClickHouse, no environment is made; for the others see above."""
 
-START_S = 30.0
-"""A task is not started later than this after it was published, seconds."""
+START_S = 5.0
+"""A task is not started later than this after it was published, seconds; many times what it waits."""
 
-BUDGETS = Budgets(init_s=5.0, run_s=5.0, eval_s=5.0)
-"""What a task may spend in each stage; thousands of times what it needs."""
+BUDGETS = Budgets(init_s=1.0, run_s=1.0, eval_s=1.0)
+"""What a task may spend in each stage; hundreds of times what it needs. The reaper remembers a sample for all of this
+and its own grace: it should not take most of the tasks until as many are forgotten as come."""
 
 NOWHERE = "http://127.0.0.1:9"
 """Address of what is not there and not needed."""
@@ -142,6 +146,12 @@ def slope(done: Sequence[int], rss: Sequence[int]) -> float:
     return theil_sen(x[kept], y[kept]) * PER / float(np.median(y[kept]))
 
 
+def outline(rss: Sequence[int]) -> list[float]:
+    """Return the first, the last and up to OUTLINE - 2 evenly spaced readings between them, megabytes."""
+    picked = np.linspace(0, len(rss) - 1, min(OUTLINE, len(rss))).astype(int)
+    return [round(rss[at] / 1e6, 2) for at in picked]
+
+
 def theil_sen(x: np.ndarray, y: np.ndarray) -> float:
     """Return the median of the slopes between all pairs of points: outliers do not bend it.
 
@@ -189,7 +199,7 @@ async def _measure(config: BusConfig, *, quick: bool) -> Result:
             "rss_slope": slopes[worst],
             "worst": worst,
             "slopes": slopes,
-            "rss_mb": {name: [round(rss[0] / 1e6, 2), round(rss[-1] / 1e6, 2)] for name, rss in memory.rss.items()},
+            "rss_mb": {name: outline(rss) for name, rss in memory.rss.items()},
             "tasks": len(tasks),
             "tasks_per_s": len(tasks) / took_s,
         },

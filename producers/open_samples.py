@@ -1,22 +1,29 @@
 """Which admitted samples have no terminal record yet, and which of them are to be ended now. Pure.
 
 An end is remembered until the sample would have been given up, since its task may be read later than its outcome;
-after that it is forgotten, so memory follows what is on its way and not the length of the run. A sample whose end is
-known to be written but not read yet is set aside: it is given up only if that end turns out to be none.
+after that it is forgotten, so memory follows what is on its way and not the length of the run. What ended in that time
+is many times what is open, so of an ended sample a digest is kept and nothing else. A sample whose end is known to be
+written but not read yet is set aside: it is given up only if that end turns out to be none.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
+from hashlib import blake2b
+
+import msgspec
 
 from infra.middleware.deadline import reap_at_ms
+from producers.calendar import SECOND_MS, Calendar
 from schemas.cancels import Cancels
 from schemas.control import Cancel
 from schemas.messages import SampleId, Task
 
 Away = Callable[[int], int]
 """Time since a moment, milliseconds since the epoch, during which stages stood still, in milliseconds."""
+
+DIGEST_BYTES = 16
+"""Two of a billion samples have the same digest of so many bytes once in 10^20 cases."""
 
 
 def never(_: int) -> int:
@@ -34,9 +41,9 @@ class OpenSamples:
         self._given_up: set[SampleId] = set()
         self._aside: set[SampleId] = set()
         self._last: dict[str, int] = {}
-        self._ended: set[SampleId] = set()
-        self._due: list[tuple[int, SampleId]] = []
-        self._forget: list[tuple[int, SampleId]] = []
+        self._ended: set[bytes] = set()
+        self._due: Calendar[SampleId] = Calendar()
+        self._forget: Calendar[bytes] = Calendar()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -54,27 +61,29 @@ class OpenSamples:
     def admit(self, task: Task, published_ms: int = 0) -> None:
         """Take a task; one that was published again, or has ended, changes nothing."""
         self._note(task)
-        if task.id in self._open or task.id in self._ended:
+        if task.id in self._open or _digest(task.id) in self._ended:
             return
         self._open[task.id] = task
         self._published[task.id] = published_ms
         self._fresh.append(task.id)
-        heapq.heappush(self._due, (reap_at_ms(task), task.id))
+        self._due.put(task.id, reap_at_ms(task))
 
     def end(self, task: Task) -> None:
         """Take the task of a terminal record, also of a sample whose own task was not read yet."""
         self._note(task)
-        if task.id not in self._ended:
-            heapq.heappush(self._forget, (reap_at_ms(task), task.id))
-        self._ended.add(task.id)
-        self._open.pop(task.id, None)
+        digest = _digest(task.id)
+        if digest not in self._ended:
+            self._forget.put(digest, reap_at_ms(task))
+            self._ended.add(digest)
+        if (open_ := self._open.pop(task.id, None)) is not None:
+            self._due.discard(task.id, reap_at_ms(open_))
         self._published.pop(task.id, None)
         self._given_up.discard(task.id)
         self._aside.discard(task.id)
 
     def set_aside(self, sample: SampleId) -> None:
         """Take that a terminal record of a sample is there whose value is still to be read: `end` or `put_back`."""
-        if sample not in self._ended:
+        if _digest(sample) not in self._ended:
             self._aside.add(sample)
 
     def put_back(self, sample: SampleId) -> None:
@@ -83,7 +92,7 @@ class OpenSamples:
             self._aside.remove(sample)
             if sample in self._open:  # it may have been passed over meanwhile
                 self._fresh.append(sample)
-                heapq.heappush(self._due, (reap_at_ms(self._open[sample]), sample))
+                self._due.put(sample, reap_at_ms(self._open[sample]))
 
     def last_reap_at_ms(self, run: str) -> int | None:
         """Return when the last sample of a run is given up, as far as known; None if the run has none."""
@@ -108,8 +117,7 @@ class OpenSamples:
     def overdue(self, now_ms: int, away: Away = never) -> list[Task]:
         """Return the samples to give up; they stay open until their terminal record is read."""
         found = []
-        while self._due and self._due[0][0] <= now_ms:
-            _, sample = heapq.heappop(self._due)
+        for sample in self._due.pop(now_ms):
             if sample not in self._open or self._passed_over(sample):
                 continue
             due_ms = reap_at_ms(self._open[sample]) + away(self._published[sample])
@@ -117,9 +125,8 @@ class OpenSamples:
                 self._given_up.add(sample)
                 found.append(self._open[sample])
             else:
-                heapq.heappush(self._due, (due_ms, sample))
-        while self._forget and self._forget[0][0] <= now_ms:
-            self._ended.discard(heapq.heappop(self._forget)[1])
+                self._due.put(sample, due_ms)
+        self._ended.difference_update(self._forget.pop(now_ms - SECOND_MS))
         return found
 
     def _passed_over(self, sample: SampleId) -> bool:
@@ -127,3 +134,7 @@ class OpenSamples:
 
     def _note(self, task: Task) -> None:
         self._last[task.run] = max(reap_at_ms(task), self._last.get(task.run, 0))
+
+
+def _digest(sample: SampleId) -> bytes:
+    return blake2b(msgspec.msgpack.encode(sample), digest_size=DIGEST_BYTES).digest()

@@ -22,6 +22,7 @@ from infra.clock import Clock, SystemClock
 from infra.config import Config, StageConfig, load
 from infra.connect import connected
 from infra.guard import Guards
+from infra.heap import hold_flat
 from infra.isolation import CODES, Alone, ChildProcess, tell_begun
 from infra.service import run_service, set_up_logging, until_stopped, worker_name
 from infra.stage import In, Member, Out, Outages, Stage
@@ -79,6 +80,7 @@ def stage_command(name: str, make: MakeMember) -> click.Command:
     @click.option("--only", "place", metavar="TOPIC:PARTITION:OFFSET", help="Work on this record and end.")
     def command(path: Path | None, overrides: tuple[str, ...], place: str | None) -> None:
         set_up_logging()
+        hold_flat()
         only = None if place is None else _place(place)
 
         async def main() -> None:

@@ -2,16 +2,17 @@
 
 Fed with the run's terminal records in offset order, one at a time. A group is complete with the record that ends its
 last sibling; it is then kept, or dropped for a reason. Step k is decided at the first offset at which enough unused
-kept groups are complete, and holds exactly those, sorted by admission (those of foreign producers after them, by
-first offset). Under `late = wait` it is held for groups that it must not leave behind (`pacing.py`); then the lowest of
-the kept ones are taken, and more than one step may become due at one offset. How far ahead the consumer has read, and
-what time it is, never matter.
+kept groups are complete, and holds exactly those, sorted by admission (those of foreign producers after them, by first
+offset). Under `late = wait` it is held for groups that it must not leave behind (`pacing.py`); then the lowest of the
+kept ones are taken, and more than one step may become due at one offset; a group that is passed over and would be too
+old for the step after it is dropped then, whoever goes on from a checkpoint in between. How far ahead the consumer has
+read, and what time it is, never matter.
 
     feed(record) -> [Dropped]          the record completed a group that is not trained on
                     [Step]             the record completed the batch of the next step
-                    [Dropped, Step]    the next step had waited for that group, or must do with fewer now
+                    [Dropped, Step]    the next step had waited for that group, must do with fewer, or leaves one behind
                     []                 anything else
-    due()        -> [Step] or []       another step at the same offset; asked for once the one before it is made
+    due()        -> [.., Step] or []   another step at the same offset; asked for once the one before it is made
 
 A `Script` holds what was already decided after the state that the assembler begins with; it is obeyed, whatever the
 rules say now, and its events come marked `recorded`. Until its steps are made again the rules of the trainers that
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -51,6 +52,15 @@ class ScriptBroken(RollmillError):
     """A recorded step cannot be made again from the log."""
 
 
+class ScriptedDrop(NamedTuple):
+    """A group that was dropped."""
+
+    reason: DropReason
+    """Why."""
+    position: int
+    """At which position: behind the record that completed it, or later, when a step passed it over."""
+
+
 class Script(NamedTuple):
     """Decisions that were written down after the state an assembler begins with."""
 
@@ -60,8 +70,8 @@ class Script(NamedTuple):
     """Step number -> the rules by which it was decided; those of the assembler if it is not here."""
     judged: Mapping[str, GroupRules] = {}
     """Group -> the rules by which it is kept or dropped; those of the next step if it is not here."""
-    drops: Mapping[str, DropReason] = {}
-    """Group -> why it was dropped."""
+    drops: Mapping[str, ScriptedDrop] = {}
+    """Group -> its drop."""
     closed_from: Mapping[str, int] = {}
     """Group of a step that was undone -> steps after which it is closed."""
 
@@ -316,16 +326,20 @@ class GroupAssembler:
         elif (reason := self._reason_to_drop(group)) is None:
             self._kept[group.id] = group
         else:
-            self._close(group)
-            self.dropped += 1
-            recorded = group.id in self._script.drops
-            dropped.append(Dropped(group=group, reason=reason, position=self.position, recorded=recorded))
+            dropped.append(self._drop(group, reason))
         self._give(self._now)
         # Where no step waits for a group and none may be short, only a kept group can make one due.
         by_any = self._now.late is Late.WAIT or self._now.most_dropped is not None
         if again or not (by_any or group.id in self._kept):
             return dropped
         return [*dropped, *self._step_if_due()]
+
+    def _drop(self, group: Group, reason: DropReason) -> Dropped:
+        self._kept.pop(group.id, None)
+        self._close(group)
+        self.dropped += 1
+        recorded = group.id in self._script.drops
+        return Dropped(group=group, reason=reason, position=self.position, recorded=recorded)
 
     def _count(self, group: Group) -> None:
         self.recent.append(group.success)
@@ -338,20 +352,51 @@ class GroupAssembler:
         return closed_from is not None and self.steps >= closed_from
 
     def _reason_to_drop(self, group: Group) -> DropReason | None:
-        if group.id in self._script.drops:
-            return self._script.drops[group.id]
-        if group.id in self._scripted:
-            return None
-        return reason_to_drop(group, self._script.judged.get(group.id, self._now), self.lag)
+        drop = self._script.drops.get(group.id)
+        if drop is not None:
+            return drop.reason if drop.position <= self.position else None
+        return None if group.id in self._scripted else self._judged(group, self.lag)
+
+    def _judged(self, group: Group, lag: Callable[[int], int]) -> DropReason | None:
+        return reason_to_drop(group, self._script.judged.get(group.id, self._now), lag)
 
     def _step_if_due(self) -> list[Event]:
         recorded = self._script.steps.get(self.steps + 1)
         if recorded is not None:
-            return self._scripted_step(recorded)
+            chosen = self._recorded_groups(recorded)
+            return [*self._outlived(chosen), self._step(chosen, recorded)] if chosen else []
+        dropped = self._dropped_by_now()
         self._give(self._now)
         size = self._size_of_step()
         chosen = sorted(self._kept.values(), key=lambda g: g.order)[:size]
-        return [self._step(chosen, None)] if size and not self._must_wait(chosen) else []
+        if not chosen or self._must_wait(chosen):
+            return [*dropped]
+        return [*dropped, *self._outlived(chosen), self._step(chosen, None)]
+
+    def _dropped_by_now(self) -> list[Dropped]:
+        """Drop the kept groups that a step was to pass over: that was written down, and the step was not."""
+        drops = [(group, self._script.drops.get(group.id)) for group in self._kept.values()]
+        return [
+            self._drop(group, drop.reason)
+            for group, drop in drops
+            if drop is not None and drop.position <= self.position
+        ]
+
+    def _outlived(self, chosen: Sequence[Group]) -> list[Dropped]:
+        """Drop the groups that a step passes over and that would be too old for the one after it.
+
+        Under `wait` no admitted group is passed over for so long; of a foreign one nobody knows when it is too late.
+        Whoever goes on from behind the step reads it again and finds it too old: so it is for whoever is here now.
+        """
+        if self._now.late is not Late.WAIT:
+            return []
+        decided = {group.id for group in chosen} | self._scripted | self._script.closed_from.keys()
+        left = [group for group in self._kept.values() if group.id not in decided]
+        judged = [(group, self._judged(group, self._lag_after_step)) for group in left]
+        return [self._drop(group, reason) for group, reason in judged if reason is not None]
+
+    def _lag_after_step(self, version: int) -> int:
+        return self.lag(version) + (version != OTHER_RUN)
 
     def _size_of_step(self) -> int:
         """Return how many groups the next step has if it is decided now; 0 if there are not enough."""
@@ -375,7 +420,7 @@ class GroupAssembler:
             foreign=None in numbers,
         )
 
-    def _scripted_step(self, recorded: StepDecided) -> list[Event]:
+    def _recorded_groups(self, recorded: StepDecided) -> list[Group]:
         if self.position < recorded.position:
             return []
         names = dict.fromkeys(member.group for member in recorded.members)
@@ -386,7 +431,7 @@ class GroupAssembler:
                 f"{self.position} the groups {missing or 'named'} are not complete. The log was changed or cut; "
                 f"restore it, or start a new run."
             )
-        return [self._step([self._kept[name] for name in names], recorded)]
+        return [self._kept[name] for name in names]
 
     def _step(self, groups: list[Group], recorded: StepDecided | None) -> Step:
         rules = self._now

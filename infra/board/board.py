@@ -6,6 +6,7 @@ memory is bounded by the limits below, whatever the log holds; what is dropped i
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, OrderedDict
 
 from infra.board.sample import NEVER, PIPELINE, Sample, State, Stay
@@ -14,7 +15,7 @@ from infra.board.windows import WINDOWS_MS, Windows
 from schemas.telemetry import StageEvent
 from schemas.topics import SHORT_MS
 
-MAX_SAMPLES = 50_000
+MAX_SAMPLES = 20_000
 """Samples remembered; beyond, those go first that no stage has, the longest untouched before others."""
 
 MAX_STAGES = 16
@@ -49,7 +50,7 @@ class Board:
         if not event.run:  # a record that could not be read, and that names no sample: there is only its number
             self._windows.add(event.stage, event.kind, min(event.at_ms, now_ms), now_ms)
             return
-        key = (event.run, event.group, event.sample)
+        key = (sys.intern(event.run), event.group, event.sample)
         sample = self._working.pop(key, None) or self._others.pop(key, None)
         if sample is None:
             sample = Sample()

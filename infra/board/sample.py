@@ -12,7 +12,8 @@ holds as long as nothing of an equal or later place contradicts it:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -109,7 +110,7 @@ class Stay:
     """Its last end."""
     wait: tuple[Place, str] = (NEVER, "")
     """What was said last about what it waits for."""
-    marks: dict[tuple[EventKind, int, int], None] = field(default_factory=dict)
+    marks: tuple[tuple[EventKind, int, int], ...] = ()
     """Starts and ends that were counted, oldest first."""
 
     @property
@@ -122,9 +123,7 @@ class Stay:
         mark = (event.kind, event.attempt, event.at_ms)
         if mark in self.marks:
             return False
-        self.marks[mark] = None
-        if len(self.marks) > MAX_MARKS:
-            del self.marks[next(iter(self.marks))]
+        self.marks = (*self.marks[1 - MAX_MARKS :], mark)
         return True
 
     def take(self, event: StageEvent, place: Place, worker: str) -> None:
@@ -134,7 +133,7 @@ class Stay:
             # One worker says this, in order: of two at the same moment the second one holds.
             self.wait = (place, text) if place >= self.wait[0] else self.wait
         elif event.kind is EventKind.STARTED:
-            self.start, self.worker = max((self.start, self.worker), (place, worker[:TEXT_CHARS]))
+            self.start, self.worker = max((self.start, self.worker), (place, sys.intern(worker[:TEXT_CHARS])))
         else:
             self.end = max(self.end, End(place, event.kind, text))
 
@@ -158,7 +157,7 @@ class Sample:
         """Take an event and tell whether it is news: a start or an end that was not taken before."""
         if event.stage not in self.stays and len(self.stays) == MAX_STAGES:
             return False
-        stay = self.stays.setdefault(event.stage, Stay())
+        stay = self.stays.setdefault(sys.intern(event.stage), Stay())  # few names, in tens of thousands of samples
         if event.kind is not EventKind.WAITING and not stay.mark(event):
             return False
         # A clock that is ahead must not keep a sample in the future, where nothing could contradict it.

@@ -1,11 +1,12 @@
 """A policy that RUN can wait for: overload, a restart of the engine and a missing version are waited out, bounded.
 
 Waiting happens inside the stage and raises no attempt: a task does not become worse because an engine restarts. When
-the limit is reached the rollout fails, by a rate limit if the engine was there and busy. An answer that cannot be
-trained on is a failure at once. An engine that nobody answers for is away: once its guard is open it is not asked, and
-the time does not count (`infra/guard.py`). One that is overloaded is there, and says so itself: it is asked again for
-as long as the limit allows. What the engine serves is asked once and kept until the engine was away: another one may
-have taken its place. What an episode waits for is said on its behalf (`infra/waiting.py`).
+the limit is reached the rollout fails, by a rate limit if the engine was there and busy. One that serves another run is
+as good as busy, and for longer than a place in RUN should be held: the retry tiers wait for that one. An answer that
+cannot be trained on is a failure at once. An engine that nobody answers for is away: once its guard is open it is not
+asked, and the time does not count (`infra/guard.py`). One that is overloaded is there, and says so itself: it is asked
+again for as long as the limit allows. What the engine serves is asked once and kept until the engine was away: another
+one may have taken its place. What an episode waits for is said on its behalf (`infra/waiting.py`).
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ POLICY = "policy"
 
 WAIT_S = 120.0
 """Longest wait for an engine that does not answer, is overloaded or behind the wanted version, seconds."""
+
+OTHERS_S = 10.0
+"""Longest wait for an engine that serves another run's weights, seconds: they are not on the way, as a version is."""
 
 FIRST_BACKOFF_S = 0.1
 """Pause before an engine is asked again, seconds; it doubles with each further time."""
@@ -89,11 +93,15 @@ class PatientPolicy:
         Raises:
             Failure: the version did not come, or the engine did not answer, within the limit.
         """
-        until = self._guard.counted_s + self._wait_s
+        since = self._guard.counted_s
+        until = since + self._wait_s
         wanted = f"policy version >= {min_version}" + (f" of run {weights_of}" if weights_of is not None else "")
         while self._info is None or not _suits(self._info.weights, min_version, weights_of):
             if self._guard.counted_s > until:
                 raise _failure(f"waited {self._wait_s:g} s for {wanted}; {_what_it_has(self._info)}")
+            if _serves_another(self._info, weights_of) and self._guard.counted_s > since + OTHERS_S:
+                cause = f"waited {OTHERS_S:g} s for {wanted}; {_what_it_has(self._info)}"
+                raise _failure(cause, FailureKind.RATE_LIMIT)
             if self._info is not None or self._refreshing.locked():
                 # Not at the first question of all: its answer is usually there at once.
                 waits_for(wanted)
@@ -194,6 +202,11 @@ def patient_policy(
 def _suits(weights: Weights, min_version: int, weights_of: str | None) -> bool:
     """Tell whether a task may be sampled by these weights; those that an engine was started with are no run's."""
     return weights.version >= min_version and weights_of in {None, weights.run}
+
+
+def _serves_another(info: ModelInfo | None, weights_of: str | None) -> bool:
+    """Tell whether the engine has weights that some other run numbered."""
+    return info is not None and weights_of is not None and info.weights.run not in {"", weights_of}
 
 
 def _what_it_has(info: ModelInfo | None) -> str:

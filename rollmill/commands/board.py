@@ -12,6 +12,7 @@ from infra.clock import SystemClock
 from infra.config import Config
 from infra.connect import connected
 from infra.errors import ConfigError, RollmillError
+from infra.heap import hold_flat
 from infra.service import set_up_logging, until_stopped
 from infra.side_by_side import first_error
 from rollmill import output
@@ -31,6 +32,7 @@ from rollmill.paths import DATA_DIR
 def command(port: int | None, data: Path, config: Config) -> None:
     """Follow `events` and serve the live board until stopped; needs the extra `board`."""
     set_up_logging()
+    hold_flat()
     for chatty in ("faust", "mode"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     output.run(_serve(config, port or config.board.port, data.absolute()))

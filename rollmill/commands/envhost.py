@@ -14,6 +14,7 @@ from infra.config import Config
 from infra.connect import connected
 from infra.envhost.host import HostLimits
 from infra.envhost.server import serve
+from infra.heap import hold_flat
 from infra.service import set_up_logging
 from rollmill import output
 from stages.handlers.registry import environment
@@ -25,6 +26,7 @@ from stages.handlers.registry import environment
 def command(address: str | None, config: Config) -> None:
     """Serve environments until stopped."""
     set_up_logging()
+    hold_flat()
     output.run(_serve(address or config.envhost.address, config))
 
 

@@ -10,6 +10,7 @@ from infra.arguments import FilePath
 from infra.clock import SystemClock
 from infra.config import Config
 from infra.connect import connected
+from infra.heap import hold_flat
 from infra.service import set_up_logging, until_stopped
 from producers.feeder import Feeder
 from producers.sources import describe, make_source
@@ -26,6 +27,7 @@ from trainer.config import RunConfig, load_config
 def command(run_toml: Path, preset: str | None, run_overrides: tuple[str, ...], config: Config) -> None:
     """Feed a run from the task source in the [tasks] section of RUN.toml."""
     set_up_logging()
+    hold_flat()
     run = load_config(run_toml, run_overrides, preset)
     output.run(_serve(run, run_toml.parent, config))
 

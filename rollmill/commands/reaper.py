@@ -7,6 +7,7 @@ import click
 from infra.clock import SystemClock
 from infra.config import Config
 from infra.connect import connected
+from infra.heap import hold_flat
 from infra.service import set_up_logging, until_stopped
 from producers.reaper import Reaper
 from rollmill import output
@@ -17,6 +18,7 @@ from rollmill import output
 def command(config: Config) -> None:
     """End samples whose time ran out."""
     set_up_logging()
+    hold_flat()
     output.run(_serve(config))
 
 

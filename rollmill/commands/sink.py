@@ -8,6 +8,7 @@ from infra.clickhouse.sink import Sink
 from infra.clock import SystemClock
 from infra.config import Config
 from infra.connect import connected
+from infra.heap import hold_flat
 from infra.service import set_up_logging, until_stopped
 from rollmill import output, store
 
@@ -17,6 +18,7 @@ from rollmill import output, store
 def command(config: Config) -> None:
     """Write the topics to ClickHouse until stopped."""
     set_up_logging()
+    hold_flat()
     output.run(_serve(config))
 
 

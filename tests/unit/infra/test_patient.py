@@ -10,7 +10,7 @@ import pytest
 from infra.clock import VirtualClock, settle
 from infra.errors import Failure
 from infra.inference.base import BadReply, PolicyOverloaded, PolicyRefused, PolicyUnreachable, Weights
-from infra.inference.patient import PatientPolicy
+from infra.inference.patient import OTHERS_S, PatientPolicy
 from infra.inference.scripted import ScriptedPolicy
 from infra.waiting import heard_by
 from schemas.outcome import Boundary, FailureKind
@@ -40,9 +40,9 @@ class Engine(ScriptedPolicy):
             raise PolicyUnreachable("connection refused")
         return await super().generate(*arguments, **settings)
 
-    def serve(self, version, **changes):
+    def serve(self, version, run="", **changes):
         """Become another engine."""
-        self._weights = Weights(version)
+        self._weights = Weights(version, run)
         self._digest = changes.get("digest", self._digest)
 
 
@@ -153,6 +153,32 @@ async def test_a_version_that_does_not_come_is_an_engine_failure(clock):
         await after(clock, 31, PatientPolicy(Engine(version=3), clock, wait_s=30).info(4))
 
     assert is_engine_failure(caught.value)
+
+
+async def test_an_engine_that_serves_another_run_is_soon_left_to_the_retries(clock):
+    """It may do so for hours, and the places are for what it does serve."""
+    engine = Engine()
+    engine.serve(3, "theirs")
+    says = "waited 10 s for policy version >= 0 of run mine; the engine has version 3 of run theirs"
+    with pytest.raises(Failure, match=says) as caught:
+        await after(clock, OTHERS_S + 3, PatientPolicy(engine, clock).info(0, "mine"))
+
+    assert FailureKind.RATE_LIMIT is caught.value.kind
+
+
+async def test_an_engine_that_comes_to_serve_the_run_is_waited_for(clock):
+    """As when a trainer goes on whose engine another one had; weights that are nobody's are those of a restart."""
+    engine = Engine()
+    engine.serve(3, "theirs")
+    waiting = asyncio.create_task(PatientPolicy(engine, clock).info(1, "mine"))
+    await settle()
+    await clock.advance(OTHERS_S - 3)
+    engine.serve(0)
+    await clock.advance(OTHERS_S)
+    engine.serve(1, "mine")
+    await clock.advance(3)
+
+    assert Weights(1, "mine") == (await asyncio.wait_for(waiting, 5)).weights
 
 
 async def test_all_that_wait_for_an_engine_that_is_away_give_up_in_time(clock):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import tracemalloc
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -25,6 +26,7 @@ from infra.middleware.deadline import GRACE_S, LONGEST_S, reap_at_ms
 from infra.outages import SILENT_MS
 from infra.wire import Publisher, unpack
 from producers import reaper
+from producers.calendar import SECOND_MS
 from producers.open_samples import OpenSamples
 from producers.reaper import EARLIER_MS, Reaper
 from schemas import codec
@@ -109,8 +111,25 @@ def test_an_end_is_forgotten_once_the_sample_would_have_been_given_up():
         samples.admit(task)
 
     assert (0, 10) == (len(samples), samples.remembered)
-    assert [] == samples.overdue(reap_at_ms(open_task(4, 4_000)))
+    assert [] == samples.overdue(reap_at_ms(open_task(4, 4_000)) + SECOND_MS)
     assert 5 == samples.remembered
+
+
+def test_an_ended_sample_is_remembered_in_little_memory():
+    """At a thousand ends a second there are tens of thousands of them, whatever their names are."""
+    samples, ended = OpenSamples(), 10_000
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for sample in range(ended):
+        task = make_task(group=f"{'g' * 60}{sample}", start_by_ms=sample)
+        samples.admit(task)
+        samples.end(task)
+    samples.withdrawn(Cancels(), only_new=True)
+    held = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+
+    assert (0, ended) == (len(samples), samples.remembered)
+    assert held < 250 * ended
 
 
 def test_the_end_of_a_sample_that_was_given_up_is_forgotten_too():
@@ -123,7 +142,7 @@ def test_the_end_of_a_sample_that_was_given_up_is_forgotten_too():
 
     samples.end(task)
 
-    assert [] == samples.overdue(reap_at_ms(task))
+    assert [] == samples.overdue(reap_at_ms(task) + SECOND_MS)
     assert (0, 0) == (len(samples), samples.remembered)
 
 
