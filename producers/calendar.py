@@ -1,7 +1,7 @@
 """Keys by the moment when something is to be done about them. Pure.
 
 A moment is kept to the second: what is popped may be up to a second early, so whoever needs it exact looks again and
-puts the key back. In exchange a key costs one place in a set and can be taken out again, where a heap would hold it to
+puts the key back. In exchange a key costs one place in a table and can be taken out again, where a heap would hold it to
 the end.
 """
 
@@ -20,7 +20,7 @@ class Calendar(Generic[K]):
     """Keys, each at any number of moments in milliseconds since the epoch."""
 
     def __init__(self) -> None:
-        self._seconds: dict[int, set[K]] = {}
+        self._seconds: dict[int, dict[K, None]] = {}
         self._order: list[int] = []
         """A heap of the seconds, among them some that are empty by now."""
 
@@ -28,13 +28,13 @@ class Calendar(Generic[K]):
         """Note a key; a second time in the same second changes nothing."""
         second = at_ms // SECOND_MS
         if second not in self._seconds:
-            self._seconds[second] = set()
+            self._seconds[second] = {}
             heapq.heappush(self._order, second)
-        self._seconds[second].add(key)
+        self._seconds[second][key] = None
 
     def discard(self, key: K, at_ms: int) -> None:
         """Strike a key off, if it is noted for that second."""
-        self._seconds.get(at_ms // SECOND_MS, set()).discard(key)
+        self._seconds.get(at_ms // SECOND_MS, {}).pop(key, None)
 
     def pop(self, until_ms: int) -> list[K]:
         """Take out all keys up to the end of a moment's second."""

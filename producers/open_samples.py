@@ -41,7 +41,8 @@ class OpenSamples:
         self._given_up: set[SampleId] = set()
         self._aside: set[SampleId] = set()
         self._last: dict[str, int] = {}
-        self._ended: set[bytes] = set()
+        self._ended: dict[bytes, None] = {}
+        # No set: of keys that come and go it keeps several times the room.
         self._due: Calendar[SampleId] = Calendar()
         self._forget: Calendar[bytes] = Calendar()
 
@@ -74,7 +75,7 @@ class OpenSamples:
         digest = _digest(task.id)
         if digest not in self._ended:
             self._forget.put(digest, reap_at_ms(task))
-            self._ended.add(digest)
+            self._ended[digest] = None
         if (open_ := self._open.pop(task.id, None)) is not None:
             self._due.discard(task.id, reap_at_ms(open_))
         self._published.pop(task.id, None)
@@ -126,7 +127,8 @@ class OpenSamples:
                 found.append(self._open[sample])
             else:
                 self._due.put(sample, due_ms)
-        self._ended.difference_update(self._forget.pop(now_ms - SECOND_MS))
+        for digest in self._forget.pop(now_ms - SECOND_MS):
+            del self._ended[digest]
         return found
 
     def _passed_over(self, sample: SampleId) -> bool:
