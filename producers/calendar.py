@@ -1,8 +1,8 @@
 """Keys by the moment when something is to be done about them. Pure.
 
 A moment is kept to the second: what is popped may be up to a second early, so whoever needs it exact looks again and
-puts the key back. In exchange a key costs one place in a table and can be taken out again, where a heap would hold it to
-the end.
+puts the key back. In exchange a key costs one place in a table and can be taken out again, where a heap would hold it
+to the end.
 """
 
 from __future__ import annotations
