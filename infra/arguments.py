@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from schemas.identity import run_name
+from schemas.identity import backend_name, run_name
 
 INT64 = click.IntRange(-(2**63), 2**63 - 1)
 """A seed, or any other number."""
@@ -93,6 +93,9 @@ TEXT = Text()
 
 RUN = Checked("run", run_name)
 """The name of a run."""
+
+BACKEND = Checked("backend", backend_name)
+"""The name of an engine."""
 
 
 def require_text(arguments: Iterable[str], environment: Mapping[str, str]) -> None:

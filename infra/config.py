@@ -124,11 +124,14 @@ class BusConfig(Section):
 
 
 class PolicyConfig(Section):
-    """The engine that samples."""
+    """The engines that sample."""
 
-    url: Url = Field("http://127.0.0.1:8000", description="Address of the engine.")
+    url: Url = Field("http://127.0.0.1:8000", description="Address of the engine while no backend is registered.")
     name: str = Field("policy", description="Name under which the engine serves the model.")
     model: Path = Field(Path("model"), description="Model directory with tokenizer.json and the chat template.")
+    rolling: bool = Field(
+        False, description="Bring new weights into one engine after another; otherwise into all at once."
+    )
     wait_s: Pause = Field(120.0, description="Longest wait for an engine that is away or behind.")
     generate_timeout_s: Pause = Field(600.0, description="Longest wait for one answer of the engine.")
 

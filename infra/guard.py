@@ -101,6 +101,10 @@ class Guard:
         """
         return self._clock.monotonic() - self.open_s
 
+    def let_go(self) -> None:
+        """Take that nobody will call the service any more: an outage of it is over with the next probe."""
+        self._probe = there
+
     async def closed(self) -> None:
         """Return once the service may be called."""
         await self._closed.wait()
@@ -226,6 +230,7 @@ class Guards:
         self._guards: dict[tuple[str, str], Guard] = {}
         self._services: dict[str, _Addresses] = {}
         self._new: asyncio.Queue[Guard] = asyncio.Queue()
+        self._watches: dict[Guard, asyncio.Task[None]] = {}
 
     @property
     def longest_s(self) -> float:
@@ -247,6 +252,20 @@ class Guards:
         known.guards.append(guard)
         return guard
 
+    def let_go(self, guard: Guard) -> None:
+        """Take that a service is at that address no longer; if it is away, its record says so until the next probe."""
+        self._guards.pop((guard.service, guard.address), None)
+        known = self._services[guard.service]
+        known.settle()
+        known.guards.remove(guard)
+        guard.let_go()
+        if guard in self._watches and not guard.open:
+            self._watches.pop(guard).cancel()
+
+    def away_s(self, service: str) -> float:
+        """Return for how long a service was away at all of its addresses, seconds; it never shrinks."""
+        return self._services[service].away_s if service in self._services else 0.0
+
     def ready(self) -> bool:
         """Tell whether new work may be begun: no service is away at all of its addresses."""
         return not any(known.away for known in self._services.values())
@@ -266,12 +285,15 @@ class Guards:
         """See every outage through until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
-                group.create_task(self._watch(await self._new.get()))
+                guard = await self._new.get()
+                if guard in self._guards.values():
+                    self._watches[guard] = group.create_task(self._watch(guard))
 
     async def _watch(self, guard: Guard) -> None:
-        while True:
+        while guard in self._guards.values():
             await guard.opened()
             await self._see_through(guard)
+        self._watches.pop(guard, None)
 
     async def _see_through(self, guard: Guard) -> None:
         """Probe a service that is away until it is back, and say so on the way."""

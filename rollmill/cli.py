@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("status", "Show lag, what is in flight and what it waits for."),
     "cancel": ("cancel", "Cancel a run, a group or a sample: queued and running."),
     "show": ("show", "Show one sample, turn by turn or token by token."),
+    "backends": ("backends", "The engines that sample: list, add, drain, remove."),
     "dead": ("dead", "See what was given up, and do it again: list, show, redrive."),
     "explain": ("explain", "Say why a run's next batch does not form."),
     "replay": ("replay", "Replay a run from its topics and compare."),

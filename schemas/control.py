@@ -10,9 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from schemas.identity import backend_name, run_name
 from schemas.message import Message, Part
 from schemas.messages import Budgets, Shaping
 from schemas.transcript import Sampling
+
+SMALLEST_WEIGHT, LARGEST_WEIGHT = 1e-3, 1e3
+"""Bounds of an engine's weight: what is meant to have nothing is drained."""
 
 
 class RunManifest(Message, frozen=True, kw_only=True, tag="rollmill.run"):
@@ -151,7 +155,32 @@ class Breaker(Message, frozen=True, kw_only=True, tag="rollmill.breaker"):
     """When this was written, milliseconds since the epoch; every few seconds while the breaker is open."""
 
 
-Control = RunManifest | Credit | Cursor | FeederStarted | PolicyVersion | Cancel | Breaker
+class Backend(Message, frozen=True, kw_only=True, tag="rollmill.backend"):
+    """An engine that samples for whoever reads this log: key `backend/<name>`."""
+
+    name: str
+    """What it is called."""
+    url: str
+    """Where it is, as seen by RUN and by whoever brings weights into it."""
+    weight: float = 1.0
+    """Its share of the work, relative to what its speed would give it."""
+    draining: bool = False
+    """It is given nothing new."""
+    run: str = ""
+    """The run whose weights are brought into it; those of any run that is followed if empty."""
+
+    def check(self) -> None:
+        """Raise ValueError for what no command registers: every worker would call it, and give it work."""
+        backend_name(self.name)
+        if self.run:
+            run_name(self.run)
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url is {self.url[:80]!r}; it is http://host:port")
+        if not SMALLEST_WEIGHT <= self.weight <= LARGEST_WEIGHT:
+            raise ValueError(f"weight is {self.weight}; it is {SMALLEST_WEIGHT:g} to {LARGEST_WEIGHT:g}")
+
+
+Control = RunManifest | Credit | Cursor | FeederStarted | PolicyVersion | Cancel | Breaker | Backend
 
 
 def control_key(record: Control) -> str:
@@ -169,6 +198,8 @@ def control_key(record: Control) -> str:
             key = f"policy/{record.run}"
         case Cancel():
             key = f"cancel/{record.target}"
+        case Backend():
+            key = f"backend/{record.name}"
         case Breaker():
             key = f"breaker/{record.service}/{record.address}/{record.stage}/{record.worker}"
     return key

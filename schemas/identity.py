@@ -33,10 +33,19 @@ SEED_BITS = 63
 
 def run_name(text: str) -> str:
     """Return the text if a run may be called so; the one place that says so. Raises ValueError."""
+    return _name("a run", text)
+
+
+def backend_name(text: str) -> str:
+    """Return the text if an engine may be called so; it is what a run may be called. Raises ValueError."""
+    return _name("a backend", text)
+
+
+def _name(what: str, text: str) -> str:
     if not re.fullmatch(RUN_NAME, text):
         shown = repr(text) if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]!r}... ({len(text)} characters)"
         raise ValueError(
-            f"{shown} is no name for a run: it begins with a letter, a digit or `_`, goes on with these, `.` and `-`, "
+            f"{shown} is no name for {what}: it begins with a letter, a digit or `_`, goes on with these, `.` and `-`, "
             f"and has at most {RUN_CHARS} characters"
         )
     return text

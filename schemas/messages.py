@@ -205,7 +205,7 @@ class Rollout(Message, frozen=True, kw_only=True, tag="rollmill.rollout"):
     stop: StopReason
     """Why the episode ended."""
     backend: str
-    """The engine that sampled."""
+    """Addresses of the engines that sampled, separated by spaces, in order."""
     worker: str
     """The RUN worker that drove it."""
     tokenizer_digest: str
@@ -234,7 +234,7 @@ class Trajectory(Message, frozen=True, kw_only=True, tag="rollmill.trajectory"):
     stop: StopReason | None = None
     """Why the episode ended, when it was completed."""
     backend: str = ""
-    """The engine that sampled."""
+    """Addresses of the engines that sampled, separated by spaces, in order."""
     tokenizer_digest: str = ""
     """Digest of tokenizer and chat template."""
     stage: str

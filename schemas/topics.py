@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from schemas.control import Breaker, Cancel, Control, Credit, Cursor, FeederStarted, PolicyVersion, RunManifest
+from schemas.control import Backend, Breaker, Cancel, Control, Credit, Cursor, FeederStarted, PolicyVersion, RunManifest
 from schemas.decisions import (
     Alarm,
     Branch,
@@ -231,10 +231,10 @@ METRICS: Topic[Metrics] = Topic(
 )
 CONTROL: Topic[Control] = Topic(
     name="control",
-    carries=(RunManifest, Credit, Cursor, FeederStarted, PolicyVersion, Cancel, Breaker),
+    carries=(RunManifest, Credit, Cursor, FeederStarted, PolicyVersion, Cancel, Breaker, Backend),
     partitions=1,
     spread=Spread.SINGLE,
-    producers=("producer", "feeder", "trainer", "cancel", "reaper", "init", "run"),
+    producers=("producer", "feeder", "trainer", "cancel", "backends", "reaper", "init", "run"),
     consumers=(
         "producer",
         "feeder",
@@ -242,6 +242,7 @@ CONTROL: Topic[Control] = Topic(
         "status",
         "redrive",
         "cancel",
+        "backends",
         "init",
         "run",
         "eval",

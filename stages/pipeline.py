@@ -17,8 +17,9 @@ from infra.config import Config
 from infra.envhost.local import LocalEnvHost
 from infra.envhost.patient import PatientHosts
 from infra.guard import Guards
+from infra.inference.backends import in_pool
 from infra.inference.base import PolicyClient
-from infra.inference.patient import patient_policy
+from infra.inference.pool import PolicyPool
 from infra.stage import Member
 from infra.wire import Publisher
 from stages.eval.stage import grade
@@ -50,13 +51,20 @@ class Pipeline:
         init = InitStage(
             PatientHosts(outside.host, clock, for_init).at(outside.host.address), outage_s=config.breaker.longest_s
         )
+        pool = PolicyPool(
+            lambda _: outside.policy,
+            clock,
+            for_run,
+            wait_s=config.policy.wait_s,
+            tokenizer_digest=outside.renderer.digest,
+        )
+        pool.have(in_pool([], config.policy.url))
         run = RunStage(
             hosts=PatientHosts(outside.host, clock, for_run),
-            policy=patient_policy(outside.policy, config.policy.url, clock, for_run, wait_s=config.policy.wait_s),
+            policy=pool,
             renderer=outside.renderer,
             clock=clock,
             worker=worker,
-            backend=config.policy.url,
         )
         self._members = [
             Member(

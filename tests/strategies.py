@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
+from schemas.control import LARGEST_WEIGHT, SMALLEST_WEIGHT, Backend
 from schemas.decisions import TrainerStarted
 from schemas.identity import RUN_NAME
 from schemas.message import Message
@@ -71,6 +72,10 @@ def structs(kind: type[Any]) -> st.SearchStrategy[Any]:
         fields["run"] = st.from_regex(RUN_NAME, fullmatch=True)
         fields["weights_of"] = st.none() | fields["run"]
         return st.builds(kind, **fields).map(_within_its_group)
+    if kind is Backend:
+        names = st.from_regex(RUN_NAME, fullmatch=True)
+        fields |= {"name": names, "run": st.just("") | names, "url": st.just("http://127.0.0.1:8000")}
+        fields["weight"] = st.floats(SMALLEST_WEIGHT, LARGEST_WEIGHT)
     if kind is TrainerStarted:
         fields["start"] = fields["step"] = st.integers(0, 2**53)
     if kind is Rollout:

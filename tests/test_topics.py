@@ -41,6 +41,7 @@ SERVICES = {
     "board": ("infra.board.app",),
     "envhost": ("rollmill.commands.envhost",),
     "cancel": ("rollmill.commands.cancel", "rollmill.covered"),
+    "backends": ("rollmill.backends",),
     "status": (
         "rollmill.watch",
         "rollmill.lag",

@@ -92,6 +92,24 @@ UNKNOWN = Weights(version=-1)
 """In place while weights are exchanged: no task may be sampled by them."""
 
 
+class Need(NamedTuple):
+    """Which weights may sample a task."""
+
+    min_version: int = 0
+    """The lowest version."""
+    weights_of: str | None = None
+    """The run whose they are; anybody's if none."""
+
+    def suits(self, weights: Weights) -> bool:
+        """Tell whether these may; those that an engine was started with are no run's."""
+        return weights.version >= self.min_version and self.weights_of in {None, weights.run}
+
+    def __str__(self) -> str:
+        """Name it for a person."""
+        of_run = "" if self.weights_of is None else f" of run {self.weights_of}"
+        return f"policy version >= {self.min_version}{of_run}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class VersionSpan:
     """Sampled tokens [start, stop) of one generation drawn by one version of the weights."""

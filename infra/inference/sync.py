@@ -4,13 +4,16 @@ Follows `policy/<run>` on the control topic; a record of a lower epoch or versio
 an old trainer that wakes up changes nothing. A load that fails leaves the engine with the weights it has and is tried
 again; the pause is ended either way.
 
-An engine serves one run. Its weights carry their run's name, so a second synchronisation finds that the first one's run
-is still training and leaves the engine alone, unless it is told to take it; the first one then finds that out and ends.
+Several engines of one run are `sync_pool.py`. An engine serves one run. Its weights carry their run's name, so a second
+synchronisation finds that the first one's run is still training and leaves the engine alone, unless it is told to take
+it; the first one then finds that out and ends.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 
 from infra.clock import Clock
@@ -47,6 +50,7 @@ class WeightSync:
         *,
         run: str,
         take: bool = False,
+        turn: asyncio.Lock | None = None,
     ) -> None:
         """Build it.
 
@@ -57,6 +61,7 @@ class WeightSync:
             publisher: for metrics.
             run: the run.
             take: take the engine from a run that has not ended.
+            turn: held during a load, so that of several engines one is loaded at a time; none: all may be.
         """
         self._control = control
         self._client = client
@@ -64,6 +69,7 @@ class WeightSync:
         self._publisher = publisher
         self._run = run
         self._take = take
+        self._turn = turn
         self._loaded: tuple[int, str] | None = None
 
     async def run(self) -> None:
@@ -78,7 +84,8 @@ class WeightSync:
             wanted = self._control.get(f"policy/{self._run}", PolicyVersion)
             try:
                 if wanted is not None and await self._behind(wanted):
-                    await self._load(wanted)
+                    async with self._turn or nullcontext():
+                        await self._load(wanted)
             except PolicyError as error:
                 log.warning("policy version %s not loaded, tried again: %s", wanted and wanted.version, error)
                 await self._clock.sleep(AGAIN_S)

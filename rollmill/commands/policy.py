@@ -13,7 +13,7 @@ from infra.connect import connected
 from infra.control import ControlView
 from infra.errors import ConfigError
 from infra.inference.base import PolicyError
-from infra.inference.sync import WeightSync
+from infra.inference.sync_pool import PoolSync
 from infra.inference.vllm import VllmClient
 from infra.service import set_up_logging, until_stopped
 from infra.wire import Publisher
@@ -51,9 +51,10 @@ def serve(model: Path | None, port: int, threads: int, config: Config) -> None:
 @click.option("--take", is_flag=True, help="Take the engine from a run that has not ended.")
 @output.config_options
 def follow(run: str, take: bool, config: Config) -> None:
-    """Bring every version that a run's trainer announces into the engine at `policy.url` (ours or vLLM).
+    """Bring every version that a run's trainer announces into its engines (ours or vLLM).
 
-    An engine serves one run: runs that train at the same time need stages and an engine each.
+    Those are the registered backends that name this run or none (`rollmill backends`), or the one at `policy.url` while
+    none is registered. An engine serves one run: runs that train at the same time need engines of their own.
     """
     set_up_logging()
     output.run(_follow(run, config, take=take))
@@ -61,12 +62,18 @@ def follow(run: str, take: bool, config: Config) -> None:
 
 async def _follow(run: str, config: Config, *, take: bool) -> None:
     clock = SystemClock()
-    async with (
-        connected(config.bus, client="policy") as bus,
-        VllmClient(config.policy.url, model=config.policy.name) as client,
-    ):
+    async with connected(config.bus, client="policy") as bus:
         control = ControlView(bus, clock)
-        sync = WeightSync(control, client, clock, Publisher(bus, clock, "policy"), run=run, take=take)
+        sync = PoolSync(
+            control,
+            lambda url: VllmClient(url, model=config.policy.name),
+            clock,
+            Publisher(bus, clock, "policy"),
+            run=run,
+            url=config.policy.url,
+            take=take,
+            rolling=config.policy.rolling,
+        )
         async with control.following():
             await until_stopped(sync.run())
 

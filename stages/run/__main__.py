@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 
 from infra.envhost.client import HttpEnvHosts
 from infra.envhost.patient import PatientHosts
-from infra.inference.patient import patient_policy
+from infra.inference.backends import registered
+from infra.inference.pool import PolicyPool
 from infra.inference.vllm import VllmClient
 from infra.stage import Member
 from stages.process import Surroundings, guards_of, stage_command
@@ -20,23 +21,20 @@ from stages.wiring import run_stage
 async def member(around: Surroundings) -> AsyncIterator[Member]:
     """Give a member of the stage's group that is connected to the environment hosts and the policy."""
     settings, clock, guards = around.config.policy, around.clock, guards_of(around, "run")
-    hosts, policy = (
-        HttpEnvHosts(clock=clock),
-        VllmClient(settings.url, model=settings.name, generate_timeout_s=settings.generate_timeout_s),
-    )
+    hosts, renderer = HttpEnvHosts(clock=clock), Renderer(settings.model)
+
+    def connect(url: str) -> VllmClient:
+        return VllmClient(url, model=settings.name, generate_timeout_s=settings.generate_timeout_s)
+
+    pool = PolicyPool(connect, clock, guards, wait_s=settings.wait_s, tokenizer_digest=renderer.digest)
     run = RunStage(
-        hosts=PatientHosts(hosts, clock, guards),
-        policy=patient_policy(policy, settings.url, clock, guards, wait_s=settings.wait_s),
-        renderer=Renderer(settings.model),
-        clock=clock,
-        worker=around.worker,
-        backend=settings.url,
+        hosts=PatientHosts(hosts, clock, guards), policy=pool, renderer=renderer, clock=clock, worker=around.worker
     )
     try:
-        yield around.member(run_stage(run.handle, run.withdraw), around.config.run, outages=guards)
+        async with registered(pool, around.bus, clock, url=settings.url):
+            yield around.member(run_stage(run.handle, run.withdraw), around.config.run, outages=guards)
     finally:
         await hosts.disconnect()
-        await policy.close()
 
 
 command = stage_command("run", member)

@@ -81,7 +81,6 @@ class EpisodeMachine:
         self._tools = episode.tools
         self._messages: list[dict[str, Any]] = list(episode.messages)
         self._renderer = renderer
-        self._engine = engine
         self._act = act
         self._invalid_ends = invalid_ends
         self._context = min(renderer.context, engine.max_model_len)
@@ -108,12 +107,12 @@ class EpisodeMachine:
             opening = self._renderer.opening(self._messages, self._tools)
         return self._ask(opening, now_ms)
 
-    def generated(self, answer: Generation, now_ms: int) -> Move:
-        """Take the policy's answer to the last Ask."""
+    def generated(self, answer: Generation, engine: ModelInfo, now_ms: int) -> Move:
+        """Take an engine's answer to the last Ask; turns may be answered by several."""
         turn = self._open_turn()
         if answer.finish_reason == "abort":
             raise Failure(FailureKind.ENGINE, Boundary.POLICY, "the engine withdrew the generation")
-        self._record(answer)
+        self._record(answer, engine)
         turn.stop, turn.finish, turn.generated_ms = len(self._mask), answer.finish_reason, now_ms
         action = self._act(self._renderer.text(answer.token_ids))
         self._messages.append({"role": "assistant", "content": action.text})
@@ -176,7 +175,7 @@ class EpisodeMachine:
             f"the opening has {tokens} tokens and the model's context is {self._context}: no turn fits",
         )
 
-    def _record(self, answer: Generation) -> None:
+    def _record(self, answer: Generation, engine: ModelInfo) -> None:
         offset, expected = len(self._mask), self._task.weights_of or self._task.run
         for span in answer.versions:
             self._spans.append(
@@ -185,8 +184,8 @@ class EpisodeMachine:
                     stop=offset + span.stop,
                     version=span.version,
                     sampling=self._task.sampling,
-                    dtype=self._engine.dtype,
-                    logprobs_mode=self._engine.logprobs_mode,
+                    dtype=engine.dtype,
+                    logprobs_mode=engine.logprobs_mode,
                     weights_of="" if span.run in {"", expected} else span.run,
                 )
             )

@@ -23,8 +23,8 @@ from infra.envhost.heartbeat import heartbeat
 from infra.envhost.lease import Fenced
 from infra.envhost.protocol import Claimed, Closed
 from infra.errors import ConfigError, Failure, boundary
-from infra.inference.base import Generation, ModelInfo
-from infra.inference.patient import PatientPolicy
+from infra.inference.base import ModelInfo, Need
+from infra.inference.pool import PolicyPool, Request, Sampled
 from infra.stage import Done
 from schemas import transcript
 from schemas.messages import Episode, Rollout
@@ -51,36 +51,32 @@ class RunStage:
         self,
         *,
         hosts: EnvHosts,
-        policy: PatientPolicy,
+        policy: PolicyPool,
         renderer: Renderer,
         clock: Clock,
         worker: str,
-        backend: str,
     ) -> None:
         """Build the stage.
 
         Args:
             hosts: the environment hosts.
-            policy: the engine.
-            renderer: tokenizer and template of the engine's model.
+            policy: the engines.
+            renderer: tokenizer and template of the engines' model.
             clock: time.
             worker: this worker's name.
-            backend: the engine's address, for the record.
         """
         self._hosts = hosts
         self._policy = policy
         self._renderer = renderer
         self._clock = clock
         self._worker = worker
-        self._backend = backend
 
     async def handle(self, episode: Episode) -> Done[Rollout] | None:
         """Run an episode to its end. Raises Failure."""
         family = handler(episode.task.family)
         host = self._hosts.at(episode.host)
         try:
-            engine = await self._policy.info(episode.task.min_version, episode.task.weights_of)
-            self._check_tokenizer(engine)
+            engine = await self._policy.info(_need(episode))
         except Failure:
             await self._let_go(episode, host)
             raise
@@ -148,9 +144,10 @@ class RunStage:
             machine = EpisodeMachine(
                 episode, self._renderer, engine, _guarded(family), invalid_ends=family.invalid_ends
             )
-            stop = await self._drive(episode, machine, host, claim)
+            backends: dict[str, None] = {}
+            stop = await self._drive(episode, machine, host, claim, backends)
             verdict = await host.verdict(claim.lease, claim.token)
-        rollout = self._rollout(episode, machine, stop, verdict)
+        rollout = self._rollout(episode, machine, stop, verdict, " ".join(backends))
 
         async def close() -> None:
             await host.close(claim.lease, claim.token)
@@ -158,18 +155,26 @@ class RunStage:
         return Done(rollout, close)
 
     async def _drive(
-        self, episode: Episode, machine: EpisodeMachine, host: EnvHostClient, claim: Claimed
+        self,
+        episode: Episode,
+        machine: EpisodeMachine,
+        host: EnvHostClient,
+        claim: Claimed,
+        backends: dict[str, None],
     ) -> StopReason:
         """Carry out the machine's moves until it stops; its horizon bounds the loop.
 
-        The machine tokenises and calls the family's code, which may be anybody's: never on the event loop.
+        The addresses of the engines that answered go into `backends`, in order. The machine tokenises and calls the
+        family's code, which may be anybody's: never on the event loop.
         """
         move = await asyncio.to_thread(machine.start, self._clock.now_ms())
         while True:
             match move:
                 case Ask():
                     answer = await self._generate(episode, machine, move)
-                    move = await asyncio.to_thread(machine.generated, answer, self._clock.now_ms())
+                    backends[answer.address] = None
+                    taken = partial(machine.generated, answer.generation, answer.engine)
+                    move = await asyncio.to_thread(taken, self._clock.now_ms())
                 case Act(action):
                     result = await host.step(claim.lease, claim.token, _wire(action))
                     observed = partial(machine.observed, action, result.observation, done=result.done)
@@ -177,21 +182,22 @@ class RunStage:
                 case Stop(reason):
                     return reason
 
-    async def _generate(self, episode: Episode, machine: EpisodeMachine, ask: Ask) -> Generation:
+    async def _generate(self, episode: Episode, machine: EpisodeMachine, ask: Ask) -> Sampled:
         task = episode.task
-        return await self._policy.generate(
-            machine.prompt,
-            task.sampling,
+        name = f"{task.run}/{task.group}/{task.sample}/{task.attempt}"
+        request = Request(
+            sampling=task.sampling,
             seed=ask.seed,
-            request_id=f"{task.run}/{task.group}/{task.sample}/{task.attempt}/{machine.turn}",
+            request_id=f"{name}/{machine.turn}",
             stop_token_ids=self._renderer.stop_ids,
             max_tokens=ask.max_tokens,
-            min_version=task.min_version,
-            weights_of=task.weights_of,
+            episode=name,
+            group=f"{task.run}/{task.group}",
         )
+        return await self._policy.generate(machine.prompt, request, _need(episode))
 
     def _rollout(
-        self, episode: Episode, machine: EpisodeMachine, stop: StopReason, verdict: dict[str, object]
+        self, episode: Episode, machine: EpisodeMachine, stop: StopReason, verdict: dict[str, object], backend: str
     ) -> Rollout:
         record = machine.transcript()
         with boundary(Boundary.TRANSCRIPT, FailureKind.ENGINE):
@@ -201,19 +207,14 @@ class RunStage:
             transcript=record,
             verdict=verdict,
             stop=stop,
-            backend=self._backend,
+            backend=backend,
             worker=self._worker,
             tokenizer_digest=self._renderer.digest,
         )
 
-    def _check_tokenizer(self, engine: ModelInfo) -> None:
-        if engine.tokenizer_digest and engine.tokenizer_digest != self._renderer.digest:
-            raise Failure(
-                FailureKind.ENGINE,
-                Boundary.POLICY,
-                f"the engine's tokenizer {engine.tokenizer_digest[:12]} is not this stage's "
-                f"{self._renderer.digest[:12]}: give both the same model directory",
-            )
+
+def _need(episode: Episode) -> Need:
+    return Need(episode.task.min_version, episode.task.weights_of)
 
 
 def _guarded(family: Handler) -> Callable[[str], Action | Invalid]:

@@ -12,6 +12,7 @@ import msgspec
 
 from schemas.claim import ClaimCheck
 from schemas.control import (
+    Backend,
     Breaker,
     Cancel,
     Credit,
@@ -277,6 +278,7 @@ SAMPLES: dict[str, Message] = {
     "rollmill.feeder_started": FeederStarted(run=RUN, feeder="feeder-71@node", source="keydoor"),
     "rollmill.policy_version": PolicyVersion(run=RUN, epoch=12, version=6, directory="versions/6", digest="e" * 64),
     "rollmill.cancel": Cancel(target=f"{RUN}/{GROUP}/3", cause="by request"),
+    "rollmill.backend": Backend(name="gpu-3", url="http://127.0.0.1:8000", weight=2.0, draining=True, run=RUN),
     "rollmill.breaker": Breaker(
         service="policy",
         address="http://127.0.0.1:8000",

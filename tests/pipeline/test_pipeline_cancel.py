@@ -13,7 +13,6 @@ import pytest
 from infra.clock import VirtualClock
 from infra.config import StageConfig
 from infra.envhost.local import LocalEnvHost
-from infra.inference.patient import PatientPolicy
 from infra.inference.scripted import ScriptedPolicy
 from infra.memory import MemoryBus
 from infra.stage import Member
@@ -34,6 +33,7 @@ from stages.wiring import eval_stage, init_stage, run_stage
 from tests import toys
 from tests.logs import read_all
 from tests.model_directory import word_model
+from tests.pools import pool_of
 
 LIMIT_S = 30.0
 """Longest wait of a test for something that takes milliseconds, seconds of the machine."""
@@ -81,11 +81,10 @@ class World:
         """Return a new member of a stage."""
         run = RunStage(
             hosts=self.host,
-            policy=PatientPolicy(self.policy, self.clock),
+            policy=pool_of(self.clock, self.policy),
             renderer=self._renderer,
             clock=self.clock,
             worker=name,
-            backend="",
         )
         stage = {
             "init": init_stage(InitStage(self.host).handle),

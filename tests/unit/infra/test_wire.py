@@ -170,13 +170,17 @@ async def test_a_sender_may_choose_the_partition(bus):
     assert [record.partition for record in await read_all(bus, EVENTS)] == [3]
 
 
+KEYS = {"run", "credit", "cursor", "policy", "cancel", "breaker", "feeder", "backend"}
+"""What the keys of `control` begin with."""
+
+
 @pytest.mark.parametrize("name", [name for name, message in SAMPLES.items() if isinstance(message, Control)])
 async def test_control_records_replace_their_key(bus, name):
     """The key is the name of the state, so that compaction keeps the last record of each."""
     await Publisher(bus, VirtualClock(), "trainer").publish(CONTROL, SAMPLES[name])
     (record,) = await read_all(bus, CONTROL)
     assert record.key is not None
-    assert record.key.decode().split("/")[0] in {"run", "credit", "cursor", "policy", "cancel", "breaker", "feeder"}
+    assert record.key.decode().split("/")[0] in KEYS
     assert (await unpack(CONTROL, record)).message == SAMPLES[name]
 
 

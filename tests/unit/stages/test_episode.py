@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -25,6 +25,14 @@ from tests.model_directory import SPECIAL_TOKENS, word_model
 WORDS = ("go", "north", "south", "key", "at", "take", "nonsense")
 END_ID = SPECIAL_TOKENS.index("<|end|>")
 GO, NORTH, NONSENSE = (len(SPECIAL_TOKENS) + sorted(WORDS).index(word) for word in ("go", "north", "nonsense"))
+ENGINE = ModelInfo(
+    model="m",
+    tokenizer_digest="",
+    max_model_len=1024,
+    version=3,
+    dtype="float32",
+    logprobs_mode=PROCESSED_LOGPROBS,
+)
 OPENING = ({"role": "user", "content": "key at"},)
 
 
@@ -38,14 +46,7 @@ def act(text):
 
 
 def machine(renderer, *, invalid_ends=True, context=1024, messages=OPENING, act=act, **task):
-    info = ModelInfo(
-        model="m",
-        tokenizer_digest="",
-        max_model_len=context,
-        version=3,
-        dtype="float32",
-        logprobs_mode=PROCESSED_LOGPROBS,
-    )
+    info = replace(ENGINE, max_model_len=context)
     episode = Episode(task=make_task(**task), host="local:", lease="l", messages=messages)
     return EpisodeMachine(episode, renderer, info, act, invalid_ends=invalid_ends)
 
@@ -73,10 +74,10 @@ def test_an_episode_ends_when_the_environment_says_so(renderer):
     first = episode.start(10)
     prompt = episode.prompt
     assert isinstance(first, Ask)
-    assert Act(Action(text="go north", name="go")) == episode.generated(said(GO, NORTH, END_ID), 11)
+    assert Act(Action(text="go north", name="go")) == episode.generated(said(GO, NORTH, END_ID), ENGINE, 11)
     assert isinstance(episode.observed(Action(text="go north", name="go"), "key at", 12, done=False), Ask)
     longer = episode.prompt
-    episode.generated(said(GO, END_ID), 13)
+    episode.generated(said(GO, END_ID), ENGINE, 13)
 
     assert Stop(StopReason.DONE) == episode.observed(Action(text="go", name="go"), "", 14, done=True)
     record = checked(episode)
@@ -95,7 +96,7 @@ def test_an_invalid_action_ends_the_episode_where_the_family_says_so(renderer):
     episode = machine(renderer)
     episode.start(0)
 
-    assert Stop(StopReason.INVALID_ACTION) == episode.generated(said(NONSENSE, END_ID), 1)
+    assert Stop(StopReason.INVALID_ACTION) == episode.generated(said(NONSENSE, END_ID), ENGINE, 1)
     assert [(False, "go north")] == [(turn.valid, turn.action) for turn in checked(episode).turns]
     assert not StopReason.INVALID_ACTION.truncated
 
@@ -106,7 +107,7 @@ def test_an_invalid_action_goes_on_with_its_reason_where_the_family_says_so(rend
     episode.start(0)
     before = len(episode.prompt)
 
-    assert isinstance(episode.generated(said(NONSENSE, END_ID), 1), Ask)
+    assert isinstance(episode.generated(said(NONSENSE, END_ID), ENGINE, 1), Ask)
     assert "go north" in renderer.display(episode.prompt[before + 2 :])
 
 
@@ -114,8 +115,8 @@ def test_the_horizon_stops_the_episode_as_truncated(renderer):
     """Valid or not, a turn counts."""
     episode = machine(renderer, invalid_ends=False, horizon=2)
     episode.start(0)
-    episode.generated(said(NONSENSE, END_ID), 1)
-    episode.generated(said(GO, END_ID), 2)
+    episode.generated(said(NONSENSE, END_ID), ENGINE, 1)
+    episode.generated(said(GO, END_ID), ENGINE, 2)
 
     assert Stop(StopReason.TURNS) == episode.observed(Action(text="go", name="go"), "key at", 3, done=False)
     assert len(checked(episode).turns) == 2
@@ -125,7 +126,7 @@ def test_done_in_the_last_turn_is_done(renderer):
     """The environment's word comes before the horizon."""
     episode = machine(renderer, horizon=1)
     episode.start(0)
-    episode.generated(said(GO, END_ID), 1)
+    episode.generated(said(GO, END_ID), ENGINE, 1)
 
     assert Stop(StopReason.DONE) == episode.observed(Action(text="go", name="go"), "", 2, done=True)
 
@@ -134,9 +135,9 @@ def test_the_budget_of_sampled_tokens_bounds_each_answer_and_stops_the_episode(r
     """An answer gets what is left; with nothing left the episode stops as truncated, its last prompt not recorded."""
     episode = machine(renderer, max_sampled_tokens=5, sampling=Sampling(max_tokens=3))
     assert episode.start(0).max_tokens == 3
-    episode.generated(said(GO, NORTH, END_ID), 1)
+    episode.generated(said(GO, NORTH, END_ID), ENGINE, 1)
     assert episode.observed(Action(text="go", name="go"), "key", 2, done=False).max_tokens == 2
-    episode.generated(said(GO, END_ID), 3)
+    episode.generated(said(GO, END_ID), ENGINE, 3)
 
     assert Stop(StopReason.TOKENS) == episode.observed(Action(text="go", name="go"), "key", 4, done=False)
     record = checked(episode)
@@ -148,7 +149,7 @@ def test_the_context_bounds_each_answer_and_stops_the_episode(renderer):
     opening = len(renderer.opening(OPENING))
     episode = machine(renderer, context=opening + 5)
     assert episode.start(0).max_tokens == 5
-    episode.generated(said(GO, END_ID), 1)
+    episode.generated(said(GO, END_ID), ENGINE, 1)
 
     assert Stop(StopReason.CONTEXT) == episode.observed(Action(text="go", name="go"), "key at", 2, done=False)
     assert len(checked(episode).token_ids) == opening + 2
@@ -169,7 +170,7 @@ def test_an_answer_that_a_limit_of_the_episode_cut_is_truncated_and_not_malforme
     episode = machine(renderer, **limits)
     episode.start(0)
 
-    assert Stop(reason) == episode.generated(said(NONSENSE, GO, finish="length"), 1)
+    assert Stop(reason) == episode.generated(said(NONSENSE, GO, finish="length"), ENGINE, 1)
 
 
 def test_an_opening_that_leaves_no_room_is_a_bad_task(renderer):
@@ -186,7 +187,7 @@ def test_a_generation_that_the_engine_withdrew_is_a_failure(renderer):
     episode.start(0)
 
     with pytest.raises(Failure, match="withdrew") as caught:
-        episode.generated(said(GO, finish="abort"), 1)
+        episode.generated(said(GO, finish="abort"), ENGINE, 1)
 
     assert FailureKind.ENGINE is caught.value.kind
 
@@ -206,7 +207,7 @@ def test_new_weights_in_the_middle_of_an_answer_are_recorded_token_by_token(rend
     episode = machine(renderer)
     episode.start(0)
     opening = len(episode.prompt)
-    episode.generated(said(GO, NORTH, END_ID, versions=[3, 4, 4]), 1)
+    episode.generated(said(GO, NORTH, END_ID, versions=[3, 4, 4]), ENGINE, 1)
     episode.observed(Action(text="go", name="go"), "", 2, done=True)
     record = checked(episode)
 
@@ -225,7 +226,7 @@ def test_a_span_names_the_run_of_its_weights_if_that_is_another_one(renderer, wa
     """A trainer must not take another run's version 3 for its own."""
     episode = machine(renderer, run="r", weights_of=wanted)
     episode.start(0)
-    episode.generated(said(GO, END_ID, run=served), 1)
+    episode.generated(said(GO, END_ID, run=served), ENGINE, 1)
     episode.observed(Action(text="go", name="go"), "", 2, done=True)
 
     assert {recorded} == {span.weights_of for span in checked(episode).spans}
@@ -237,7 +238,7 @@ def test_each_turn_has_a_seed_of_its_own_that_no_attempt_changes(renderer):
     for attempt in (0, 1):
         episode = machine(renderer, attempt=attempt, sample=2)
         seeds.append([episode.start(0).seed])
-        episode.generated(said(GO, END_ID), 1)
+        episode.generated(said(GO, END_ID), ENGINE, 1)
         seeds[-1].append(episode.observed(Action(text="go", name="go"), "key", 2, done=False).seed)
 
     assert [[sampling_seed(7, 2, 0), sampling_seed(7, 2, 1)]] * 2 == seeds
@@ -305,7 +306,7 @@ def test_whatever_is_said_the_record_keeps_its_invariants(
         generation = answer(move, turn)
         prompt = [*episode.prompt.tolist(), *generation.token_ids.tolist()]
         sampled += generation.token_ids.tolist()
-        move = episode.generated(generation, now_ms)
+        move = episode.generated(generation, ENGINE, now_ms)
         if isinstance(move, Act):
             move = episode.observed(move.action, turn.observation, now_ms, done=turn.done)
     record = checked(episode)

@@ -11,7 +11,6 @@ from infra.clock import SystemClock, VirtualClock, settle
 from infra.envhost.client import HostAway
 from infra.errors import Failure
 from infra.inference.base import BadReply, PolicyOverloaded, PolicyUnreachable
-from infra.inference.patient import PatientPolicy
 from infra.inference.scripted import ScriptedPolicy
 from infra.stage import Done
 from schemas import transcript
@@ -24,6 +23,7 @@ from stages.run.stage import FENCED_S, MAX_CLAIMS, RunStage
 from tests.away import AwayHost
 from tests.fast_clock import FastClock
 from tests.logs import make_task, wait_until
+from tests.pools import pool_of
 from tests.served import put_in_place
 
 CLOCK = SystemClock()
@@ -49,11 +49,10 @@ def policy_of(renderer, *texts, **changes):
 def stage_of(host, policy, renderer, *, clock=CLOCK):
     return RunStage(
         hosts=host,
-        policy=PatientPolicy(policy, clock, wait_s=5.0),
+        policy=pool_of(clock, policy, wait_s=5.0, digest=renderer.digest),
         renderer=renderer,
         clock=clock,
         worker="run-test",
-        backend="scripted:",
     )
 
 
@@ -79,7 +78,7 @@ async def test_an_episode_becomes_a_rollout_with_its_verdict(host, toy_renderer)
     rollout = done.message
 
     assert {"actions": ["hello", "say something"], "seed": 7} == rollout.verdict
-    assert (StopReason.DONE, "scripted:", "run-test", toy_renderer.digest) == (
+    assert (StopReason.DONE, "http://engine", "run-test", toy_renderer.digest) == (
         rollout.stop,
         rollout.backend,
         rollout.worker,
@@ -270,7 +269,7 @@ async def test_a_task_waits_for_the_version_that_it_was_admitted_for(host, toy_r
     waiting = asyncio.create_task(stage.handle(await opened(host, min_version=5, group="g1")))
     await settle()
     await clock.advance(6.0)
-    with pytest.raises(Failure, match="waited 5 s for policy version >= 5; the engine has version 4 of no run"):
+    with pytest.raises(Failure, match="waited 5 s for policy version >= 5; http://engine: it has version 4 of no run"):
         await waiting
 
 
@@ -290,7 +289,9 @@ async def test_a_task_of_a_run_in_training_waits_for_the_weights_of_that_run(hos
     waiting = asyncio.create_task(stage.handle(await opened(host, min_version=5, weights_of="third", group="g1")))
     await settle()
     await clock.advance(6.0)
-    with pytest.raises(Failure, match="for policy version >= 5 of run third; the engine has version 5 of run mine"):
+    with pytest.raises(
+        Failure, match="for policy version >= 5 of run third; http://engine: it has version 5 of run mine"
+    ):
         await waiting
 
 
@@ -309,7 +310,10 @@ async def test_weights_of_another_run_that_come_in_between_fail_the_rollout(host
     failed = await failure_after(host, toy_renderer, tmp_path, (5, "mine"), (6, "other"))
 
     assert (FailureKind.ENGINE, Boundary.POLICY) == (failed.kind, failed.boundary)
-    assert "version 6 of run other sampled a part of it, and the task is for version >= 0 of run mine" in failed.cause
+    assert (
+        "version 6 of run other sampled a part of it, and the task is for policy version >= 0 of run mine"
+        in failed.cause
+    )
 
 
 async def test_a_task_that_nobody_trains_on_is_sampled_by_whatever_is_served(host, toy_renderer, tmp_path):

@@ -10,13 +10,14 @@ import pytest
 from infra.breaker import BreakerLimits
 from infra.clock import VirtualClock, settle
 from infra.errors import Failure
-from infra.guard import Guard
-from infra.inference.base import PolicyError, PolicyOverloaded, PolicyUnreachable, Weights
-from infra.inference.patient import PatientPolicy, answers
+from infra.guard import there
+from infra.inference.base import Need, PolicyError, PolicyOverloaded, PolicyUnreachable, Weights
+from infra.inference.pool import POLICY
+from infra.inference.pooled import answers
 from infra.inference.scripted import ScriptedPolicy
 from infra.waiting import heard_by
 from schemas.outcome import FailureKind
-from schemas.transcript import Sampling
+from tests.pools import address_of, guards_on, pool_of, request
 
 WAIT_S = 30.0
 LONGEST_S = 600.0
@@ -47,14 +48,12 @@ class World:
     def __init__(self):
         self.clock, self.engine = VirtualClock(), Engine()
         limits = BreakerLimits(longest_s=LONGEST_S)
-        self.guard = Guard("policy", "http://here", lambda: answers(self.engine), self.clock, limits)
-        self.policy = PatientPolicy(self.engine, self.clock, wait_s=WAIT_S, guard=self.guard)
+        guards = guards_on(self.clock, limits)
+        self.pool = pool_of(self.clock, self.engine, guards=guards, wait_s=WAIT_S)
+        self.guard = guards.guard(POLICY, address_of("engine"), there)
 
     def generate(self):
-        call = self.policy.generate(
-            np.array([1], np.int32), Sampling(), seed=1, request_id="r/g/0/0/0", stop_token_ids=(6,), max_tokens=9
-        )
-        return asyncio.create_task(call)
+        return asyncio.create_task(self.pool.generate(np.array([1], np.int32), request(), Need()))
 
     async def probe_for(self, seconds):
         """Let time pass, with a probe in each second."""
@@ -88,7 +87,7 @@ async def test_an_outage_longer_than_the_patience_costs_no_attempt(world):
 
 async def test_what_the_engine_serves_is_asked_again_after_an_outage(world):
     """Another one may have taken its place."""
-    await world.policy.info()
+    await world.pool.info(Need())
     world.engine.error = PolicyUnreachable("connection refused")
     waiting = world.generate()
     await world.probe_for(10)
@@ -96,7 +95,7 @@ async def test_what_the_engine_serves_is_asked_again_after_an_outage(world):
     await world.probe_for(10)
     await asyncio.wait_for(waiting, 30)
 
-    assert (await world.policy.info()).version == 3
+    assert (await world.pool.info(Need())).version == 3
 
 
 async def test_an_episode_that_comes_while_the_engine_is_away_says_what_it_waits_for(world):
