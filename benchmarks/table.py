@@ -128,6 +128,14 @@ TABLE: dict[str, Benchmark] = {
             ),
         ),
     ),
+    "codec": Benchmark(
+        module="benchmarks.codec",
+        work="a trajectory of 32k tokens with log-probs and mask, encoded and decoded, without compression",
+        rows=(
+            Row(key="ratio", rival="msgpack lists, floats of 64 bits (trajectories/s)", at_least=50),
+            Row(key="detail.bytes_ratio", rival="the same: bytes", at_most=0.8),
+        ),
+    ),
     "step": Benchmark(
         module="benchmarks.step",
         work="a trainer step on heavy-tailed lengths, the demo's model",

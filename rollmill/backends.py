@@ -43,7 +43,7 @@ async def listed(bus: Bus, clock: Clock, connect: Connect, *, url: str) -> list[
 
 
 async def _told(backend: Backend, client: PolicyClient) -> dict[str, Any]:
-    said: dict[str, Any] = {**msgspec.to_builtins(backend), "registered": backend.name != CONFIGURED}
+    said: dict[str, Any] = {**msgspec.structs.asdict(backend), "registered": backend.name != CONFIGURED}
     try:
         async with asyncio.timeout(ASK_S):
             info = await client.info()

@@ -191,11 +191,12 @@ def _check_mask(transcript: Transcript) -> None:
     mask, logprobs = transcript.mask_array, transcript.logprob_array
     if mask.size and int(mask.max()) > 1:
         raise TranscriptError(f"mask holds {int(mask.max())}; only 0 and 1 are allowed")
-    if not np.isfinite(logprobs).all():
+    low, high = (float(logprobs.min()), float(logprobs.max())) if logprobs.size else (0.0, 0.0)
+    if not (math.isfinite(low) and math.isfinite(high)):  # each is NaN if there is one
         raise TranscriptError("a log-prob is not a finite number")
-    if logprobs.size and float(logprobs.max()) > LOGPROB_SLACK:
-        raise TranscriptError(f"a log-prob is {float(logprobs.max()):g}: no probability is above 1")
-    if np.any(logprobs[mask == 0] != 0.0):
+    if high > LOGPROB_SLACK:
+        raise TranscriptError(f"a log-prob is {high:g}: no probability is above 1")
+    if np.any(logprobs[mask == 0]):
         raise TranscriptError("a token that was not sampled has a log-prob")
     if transcript.tokens and int(transcript.token_ids.min()) < 0:
         raise TranscriptError("a token id is negative")
@@ -203,15 +204,17 @@ def _check_mask(transcript: Transcript) -> None:
 
 def _check_spans(transcript: Transcript) -> None:
     covered = np.zeros(len(transcript.mask), dtype=np.uint8)
-    position = 0
+    position, sound = 0, None
     for span in transcript.spans:
         if not position <= span.start < span.stop <= len(covered):
             raise TranscriptError(f"span [{span.start}, {span.stop}) is empty, out of order or out of range")
         if not 0 <= span.version <= LATEST_VERSION:
             raise TranscriptError(f"span [{span.start}, {span.stop}) names version {span.version}")
-        wrong = sampling_flaw(span.sampling)
-        if wrong is not None:
-            raise TranscriptError(f"span [{span.start}, {span.stop}): {wrong}")
+        if span.sampling != sound:  # mostly all are alike
+            wrong = sampling_flaw(span.sampling)
+            if wrong is not None:
+                raise TranscriptError(f"span [{span.start}, {span.stop}): {wrong}")
+            sound = span.sampling
         covered[span.start : span.stop] = 1
         position = span.stop
     if covered.tobytes() != transcript.mask:
@@ -222,22 +225,29 @@ def _check_turns(transcript: Transcript) -> None:
     starts = set(transcript.segments)
     if transcript.segments[:1] != (0,) or list(transcript.segments) != sorted(starts):
         raise TranscriptError(f"segments {transcript.segments} must rise from 0")
-    position = 0
+    position, answers = 0, bytearray(len(transcript.mask))
     for number, turn in enumerate(transcript.turns):
         if turn.start != position:
             raise TranscriptError(f"turn {number} starts at {turn.start}, not at {position}")
         if not turn.start < turn.sampled <= turn.stop <= len(transcript.mask):
             raise TranscriptError(f"turn {number} has no prompt or runs out of range")
         starts.discard(turn.start)
-        # Counted, not walked through: readers ask this of every record, and a mask may have a hundred thousand entries.
-        prompt = transcript.mask.count(1, turn.start, turn.sampled)
-        if prompt or transcript.mask.count(1, turn.sampled, turn.stop) != turn.stop - turn.sampled:
-            raise TranscriptError(f"turn {number}: the mask does not split prompt and answer at {turn.sampled}")
+        answers[turn.sampled : turn.stop] = b"\x01" * (turn.stop - turn.sampled)
         position = turn.stop
-    if transcript.mask.count(1, position):
-        raise TranscriptError("tokens after the last turn are marked as sampled")
+    # Compared at once: readers ask this of every record, and a mask may have a hundred thousand entries.
+    if answers != transcript.mask:
+        raise TranscriptError(_unlike_turns(transcript, answers))
     if starts - {0}:
         raise TranscriptError(f"segments {sorted(starts)} do not start at a turn")
+
+
+def _unlike_turns(transcript: Transcript, answers: bytearray) -> str:
+    """Return where the mask says something else than the turns."""
+    at = next(at for at, pair in enumerate(zip(transcript.mask, answers, strict=True)) if pair[0] != pair[1])
+    for number, turn in enumerate(transcript.turns):
+        if turn.start <= at < turn.stop:
+            return f"turn {number}: the mask does not split prompt and answer at {turn.sampled}"
+    return "tokens after the last turn are marked as sampled"
 
 
 def as_builtins(transcript: Transcript) -> dict[str, Any]:
