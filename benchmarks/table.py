@@ -128,6 +128,18 @@ TABLE: dict[str, Benchmark] = {
             ),
         ),
     ),
+    "serve": Benchmark(
+        module="benchmarks.serve",
+        work="64 episodes of several turns on the local policy server, the demo's model, one thread",
+        rows=(
+            Row(key="ratio", rival="a transformers.generate call per request (sampled tokens/s)", at_least=3),
+            Row(
+                key="detail.batched_generate.ratio",
+                rival="one call of generate for a batch of prompts of equal length",
+                at_least=1,
+            ),
+        ),
+    ),
     "codec": Benchmark(
         module="benchmarks.codec",
         work="a trajectory of 32k tokens with log-probs and mask, encoded and decoded, without compression",

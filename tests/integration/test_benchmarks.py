@@ -125,3 +125,20 @@ def test_a_soak_quickly():
     assert found["ratio"] is None
     assert found["detail"]["slopes"].keys() == {"init[0]", "run[0]", "run[1]", "eval[0]"}
     assert found["detail"]["rss_slope"] == max(found["detail"]["slopes"].values()) < 1.0
+
+
+def test_the_codec_quickly():
+    """Both sides carried the same; half of the bytes are the same on both."""
+    found = quickly("codec")
+
+    assert found["ratio"] == found["ours"] / found["rival"] > 5
+    assert 0.5 < found["detail"]["bytes_ratio"] < 0.8
+
+
+@pytest.mark.slow
+def test_the_policy_server_quickly():
+    """Its answers were all of the wanted length, and so were those of both rivals."""
+    found = quickly("serve")
+
+    assert found["ratio"] == found["ours"] / found["rival"] > 1
+    assert found["detail"]["batched_generate"]["ratio"] > 0.3
