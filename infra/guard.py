@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -103,7 +104,7 @@ class Guard:
 
     def let_go(self) -> None:
         """Take that nobody will call the service any more: an outage of it is over with the next probe."""
-        self._probe = there
+        self._probe, self._before_closing = there, lambda: None
 
     async def closed(self) -> None:
         """Return once the service may be called."""
@@ -148,7 +149,8 @@ class Guard:
         if well:
             self._opened.clear()
             self._closed.set()
-            log.info("%s at %s is there again", self.service, self.address)
+            what = "is there again" if self._probe is not there else "is called no longer"
+            log.info("%s at %s %s", self.service, self.address, what)
 
     def _outage(self) -> Outage:
         lasts_ms = int(self._breaker.outage_s(self._clock.monotonic()) * 1000)
@@ -188,6 +190,8 @@ class _Addresses:
         self._clock = clock
         self._longest_s = longest_s
         self._past_s = 0.0
+        self._settled_at = -math.inf
+        """Up to when the past is counted, monotonic seconds."""
 
     @property
     def away(self) -> bool:
@@ -199,12 +203,12 @@ class _Addresses:
         """The time without one so far, seconds; each outage of all adds `longest_s` at most."""
         if not self.away:
             return self._past_s
-        present_s = self._clock.monotonic() - max(guard.since for guard in self.guards)
+        present_s = self._clock.monotonic() - max(self._settled_at, *(guard.since for guard in self.guards))
         return self._past_s + min(present_s, self._longest_s)
 
     def settle(self) -> None:
-        """Keep what the present outage has added: it ends, since an address comes back or is met."""
-        self._past_s = self.away_s
+        """Keep what the present outage has added: an address comes back, is met, or counts no longer."""
+        self._past_s, self._settled_at = self.away_s, self._clock.monotonic()
 
 
 class Guards:
@@ -255,12 +259,21 @@ class Guards:
     def let_go(self, guard: Guard) -> None:
         """Take that a service is at that address no longer; if it is away, its record says so until the next probe."""
         self._guards.pop((guard.service, guard.address), None)
-        known = self._services[guard.service]
-        known.settle()
-        known.guards.remove(guard)
+        self.count(guard, counts=False)
         guard.let_go()
         if guard in self._watches and not guard.open:
             self._watches.pop(guard).cancel()
+
+    def count(self, guard: Guard, *, counts: bool) -> None:
+        """Say whether the service is there as long as it is at that address: not if it takes no work there."""
+        known = self._services[guard.service]
+        if (guard in known.guards) is counts:
+            return
+        known.settle()
+        if counts:
+            known.guards.append(guard)
+        else:
+            known.guards.remove(guard)
 
     def away_s(self, service: str) -> float:
         """Return for how long a service was away at all of its addresses, seconds; it never shrinks."""

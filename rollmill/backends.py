@@ -15,11 +15,11 @@ from infra.bus import Bus
 from infra.clock import Clock
 from infra.control import control_now
 from infra.errors import ConfigError
-from infra.inference.backends import CONFIGURED, in_pool
+from infra.inference.backends import in_pool
 from infra.inference.base import PolicyClient, PolicyError
 from infra.inference.pooled import flaw_of, named
 from infra.wire import Publisher
-from schemas.control import Backend, control_key
+from schemas.control import CONFIGURED, Backend, control_key
 from schemas.topics import CONTROL
 
 ASK_S = 10.0
@@ -69,14 +69,14 @@ async def _told(backend: Backend, client: PolicyClient) -> dict[str, Any]:
     }
 
 
-async def added(bus: Bus, clock: Clock, backend: Backend, client: PolicyClient | None) -> dict[str, Any]:
+async def added(bus: Bus, clock: Clock, backend: Backend, connect: Connect | None) -> dict[str, Any]:
     """Register an engine, or change one, and return what it serves.
 
     Args:
         bus: the log, connected.
         clock: for limits.
         backend: the engine.
-        client: asks it first; none registers it unasked.
+        connect: makes the client that asks it first; none registers it unasked.
 
     Raises:
         ConfigError: it cannot be registered so, does not answer, or no answer of it could be trained on.
@@ -89,8 +89,8 @@ async def added(bus: Bus, clock: Clock, backend: Backend, client: PolicyClient |
     if same := [one.name for one in others if one.url == backend.url and one.name != backend.name]:
         raise ConfigError(f"{backend.url} is registered as {same[0]} already: an engine has one name")
     said: dict[str, Any] = {"name": backend.name, "url": backend.url, "state": "not asked"}
-    if client is not None:
-        said = await _told(backend, client)
+    if connect is not None:
+        said = await _told(backend, connect(backend.url))
         if said["state"] in {"away", "unfit"}:
             raise ConfigError(f"{backend.url} cannot be used: {said['cause']}. --force registers it all the same")
     await Publisher(bus, clock, "backends").publish(CONTROL, backend)

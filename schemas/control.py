@@ -19,6 +19,10 @@ SMALLEST_WEIGHT, LARGEST_WEIGHT = 1e-3, 1e3
 """Bounds of an engine's weight: what is meant to have nothing is drained."""
 
 
+CONFIGURED = "configured"
+"""Name of the engine at the address in the settings, which is there while none is registered."""
+
+
 class RunManifest(Message, frozen=True, kw_only=True, tag="rollmill.run"):
     """What a run is: key `run/<run>`, written by whoever publishes to it first; the first one in the log counts."""
 
@@ -172,6 +176,8 @@ class Backend(Message, frozen=True, kw_only=True, tag="rollmill.backend"):
     def check(self) -> None:
         """Raise ValueError for what no command registers: every worker would call it, and give it work."""
         backend_name(self.name)
+        if self.name == CONFIGURED:
+            raise ValueError(f"{CONFIGURED!r} is what the engine in the settings is called; give this one another name")
         if self.run:
             run_name(self.run)
         if not self.url.startswith(("http://", "https://")):

@@ -2,29 +2,30 @@
 
 Fed with the run's terminal records in offset order, one at a time. A group is complete with the record that ends its
 last sibling; it is then kept, or dropped for a reason. Step k is decided at the first offset at which enough unused
-kept groups are complete, and holds exactly those, sorted by admission (those of foreign producers after them, by first
-offset). Under `late = wait` it is held for groups that it must not leave behind (`pacing.py`); then the lowest of the
-kept ones are taken, and more than one step may become due at one offset; a group that is passed over and would be too
-old for the step after it is dropped then, whoever goes on from a checkpoint in between. How far ahead the consumer has
-read, and what time it is, never matter.
+kept groups are complete, and holds exactly those, sorted by admission (those of foreign producers after them, by
+first offset). Under `late = wait` it is held for groups that it must not leave behind (`pacing.py`); then the lowest of
+the kept ones are taken, and more than one step may become due at one offset. How far ahead the consumer has read, and
+what time it is, never matter.
 
     feed(record) -> [Dropped]          the record completed a group that is not trained on
                     [Step]             the record completed the batch of the next step
-                    [Dropped, Step]    the next step had waited for that group, must do with fewer, or leaves one behind
+                    [Dropped, Step]    the next step had waited for that group, or must do with fewer now
                     []                 anything else
-    due()        -> [.., Step] or []   another step at the same offset; asked for once the one before it is made
+    due()        -> [Step] or []       another step at the same offset; asked for once the one before it is made
 
 A `Script` holds what was already decided after the state that the assembler begins with; it is obeyed, whatever the
 rules say now, and its events come marked `recorded`. Until its steps are made again the rules of the trainers that
-decided them hold. The state between two events is small (`AssemblerState`): with it
-and the log from its `low` on, another assembler goes on exactly here. Nothing here does I/O or knows tokens.
+decided them hold. A group is judged by its lag at the step for which it was complete, however often it is read again:
+under `late = wait` one of a foreign producer may outlast steps. The state between two events is small
+(`AssemblerState`): with it and the log from its `low` on, another assembler goes on exactly here. Nothing here does I/O
+or knows tokens.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -52,15 +53,6 @@ class ScriptBroken(RollmillError):
     """A recorded step cannot be made again from the log."""
 
 
-class ScriptedDrop(NamedTuple):
-    """A group that was dropped."""
-
-    reason: DropReason
-    """Why."""
-    position: int
-    """At which position: behind the record that completed it, or later, when a step passed it over."""
-
-
 class Script(NamedTuple):
     """Decisions that were written down after the state an assembler begins with."""
 
@@ -70,8 +62,8 @@ class Script(NamedTuple):
     """Step number -> the rules by which it was decided; those of the assembler if it is not here."""
     judged: Mapping[str, GroupRules] = {}
     """Group -> the rules by which it is kept or dropped; those of the next step if it is not here."""
-    drops: Mapping[str, ScriptedDrop] = {}
-    """Group -> its drop."""
+    drops: Mapping[str, DropReason] = {}
+    """Group -> why it was dropped."""
     closed_from: Mapping[str, int] = {}
     """Group of a step that was undone -> steps after which it is closed."""
 
@@ -93,6 +85,8 @@ class AssemblerState(Part, frozen=True, kw_only=True):
     """Mean success of the last complete groups, oldest first."""
     phases: PhaseState = PhaseState()
     """Where the run is in a curriculum by success."""
+    kept: tuple[tuple[str, int], ...] = ()
+    """Groups that wait for their step, and the steps that were decided when each was judged."""
     pacing: PacingState | None = None
     """Admission numbers on their way; none in a checkpoint of a trainer that did not count them."""
 
@@ -194,6 +188,8 @@ class GroupAssembler:
         self._closed = dict.fromkeys(state.closed)
         self._open: dict[str, OpenGroup] = {}
         self._kept: dict[str, Group] = {}
+        self._judged_at = dict(state.kept)
+        """Group -> steps that were decided when it was judged, of those that are kept or were."""
         self._arbiter = Arbiter()
         # What an older trainer gave out was not counted: nothing of it is waited for.
         given_out = self.resolved + (self._now.max_lag + 1) * self._now.groups
@@ -271,6 +267,7 @@ class GroupAssembler:
             resolved=self.resolved,
             recent=tuple(self.recent),
             phases=self._phases,
+            kept=tuple((group, self._judged_at[group]) for group in self._kept),
             pacing=self._pacing.state(),
         )
 
@@ -325,21 +322,18 @@ class GroupAssembler:
             self._close(group)
         elif (reason := self._reason_to_drop(group)) is None:
             self._kept[group.id] = group
+            self._judged_at.setdefault(group.id, self.steps)
         else:
-            dropped.append(self._drop(group, reason))
+            self._close(group)
+            self.dropped += 1
+            recorded = group.id in self._script.drops
+            dropped.append(Dropped(group=group, reason=reason, position=self.position, recorded=recorded))
         self._give(self._now)
         # Where no step waits for a group and none may be short, only a kept group can make one due.
         by_any = self._now.late is Late.WAIT or self._now.most_dropped is not None
         if again or not (by_any or group.id in self._kept):
             return dropped
         return [*dropped, *self._step_if_due()]
-
-    def _drop(self, group: Group, reason: DropReason) -> Dropped:
-        self._kept.pop(group.id, None)
-        self._close(group)
-        self.dropped += 1
-        recorded = group.id in self._script.drops
-        return Dropped(group=group, reason=reason, position=self.position, recorded=recorded)
 
     def _count(self, group: Group) -> None:
         self.recent.append(group.success)
@@ -352,51 +346,27 @@ class GroupAssembler:
         return closed_from is not None and self.steps >= closed_from
 
     def _reason_to_drop(self, group: Group) -> DropReason | None:
-        drop = self._script.drops.get(group.id)
-        if drop is not None:
-            return drop.reason if drop.position <= self.position else None
-        return None if group.id in self._scripted else self._judged(group, self.lag)
+        if group.id in self._script.drops:
+            return self._script.drops[group.id]
+        if group.id in self._scripted:
+            return None
+        later = self.steps - self._judged_at.get(group.id, self.steps)
+        return reason_to_drop(
+            group, self._script.judged.get(group.id, self._now), lambda version: self._lag_before(version, later)
+        )
 
-    def _judged(self, group: Group, lag: Callable[[int], int]) -> DropReason | None:
-        return reason_to_drop(group, self._script.judged.get(group.id, self._now), lag)
+    def _lag_before(self, version: int, steps: int) -> int:
+        """Return what the lag was so many steps ago."""
+        return self.lag(version) - (0 if version == OTHER_RUN else steps)
 
     def _step_if_due(self) -> list[Event]:
         recorded = self._script.steps.get(self.steps + 1)
         if recorded is not None:
-            chosen = self._recorded_groups(recorded)
-            return [*self._outlived(chosen), self._step(chosen, recorded)] if chosen else []
-        dropped = self._dropped_by_now()
+            return self._scripted_step(recorded)
         self._give(self._now)
         size = self._size_of_step()
         chosen = sorted(self._kept.values(), key=lambda g: g.order)[:size]
-        if not chosen or self._must_wait(chosen):
-            return [*dropped]
-        return [*dropped, *self._outlived(chosen), self._step(chosen, None)]
-
-    def _dropped_by_now(self) -> list[Dropped]:
-        """Drop the kept groups that a step was to pass over: that was written down, and the step was not."""
-        drops = [(group, self._script.drops.get(group.id)) for group in self._kept.values()]
-        return [
-            self._drop(group, drop.reason)
-            for group, drop in drops
-            if drop is not None and drop.position <= self.position
-        ]
-
-    def _outlived(self, chosen: Sequence[Group]) -> list[Dropped]:
-        """Drop the groups that a step passes over and that would be too old for the one after it.
-
-        Under `wait` no admitted group is passed over for so long; of a foreign one nobody knows when it is too late.
-        Whoever goes on from behind the step reads it again and finds it too old: so it is for whoever is here now.
-        """
-        if self._now.late is not Late.WAIT:
-            return []
-        decided = {group.id for group in chosen} | self._scripted | self._script.closed_from.keys()
-        left = [group for group in self._kept.values() if group.id not in decided]
-        judged = [(group, self._judged(group, self._lag_after_step)) for group in left]
-        return [self._drop(group, reason) for group, reason in judged if reason is not None]
-
-    def _lag_after_step(self, version: int) -> int:
-        return self.lag(version) + (version != OTHER_RUN)
+        return [self._step(chosen, None)] if size and not self._must_wait(chosen) else []
 
     def _size_of_step(self) -> int:
         """Return how many groups the next step has if it is decided now; 0 if there are not enough."""
@@ -420,7 +390,7 @@ class GroupAssembler:
             foreign=None in numbers,
         )
 
-    def _recorded_groups(self, recorded: StepDecided) -> list[Group]:
+    def _scripted_step(self, recorded: StepDecided) -> list[Event]:
         if self.position < recorded.position:
             return []
         names = dict.fromkeys(member.group for member in recorded.members)
@@ -431,7 +401,7 @@ class GroupAssembler:
                 f"{self.position} the groups {missing or 'named'} are not complete. The log was changed or cut; "
                 f"restore it, or start a new run."
             )
-        return [self._kept[name] for name in names]
+        return [self._step([self._kept[name] for name in names], recorded)]
 
     def _step(self, groups: list[Group], recorded: StepDecided | None) -> Step:
         rules = self._now
@@ -466,6 +436,7 @@ class GroupAssembler:
 
     def _close(self, group: Group) -> None:
         self._closed[group.id] = None
+        self._judged_at.pop(group.id, None)
         self._arbiter.close(group.id)  # what ended it is not asked for again
         self.resolved += group.admission is not None
         self._pacing.decide(group.admission)

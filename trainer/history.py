@@ -32,7 +32,7 @@ from schemas.decisions import (
 from schemas.scores import Purpose
 from trainer.algorithm_config import AlgorithmConfig, Lora
 from trainer.config import CurriculumConfig, StopConfig
-from trainer.groups import Script, ScriptedDrop
+from trainer.groups import Script
 from trainer.rules import GroupRules
 from trainer.state import TrainerState
 
@@ -212,7 +212,7 @@ class History:
         return Script(
             steps=steps,
             rules={number: rules[step.epoch] for number, step in steps.items()},
-            drops={group: ScriptedDrop(drop.reason, drop.position) for group, drop in self.drops.items()},
+            drops={group: drop.reason for group, drop in self.drops.items()},
             closed_from=self.closed_from,
         )
 

@@ -24,7 +24,7 @@ from trainer.algorithm_config import AlgorithmConfig
 from trainer.curriculum import PhaseState
 from trainer.decision_log import read_started
 from trainer.evidence import Evidence
-from trainer.groups import AssemblerState, Dropped, Event, GroupAssembler, Script, ScriptedDrop, Step
+from trainer.groups import AssemblerState, Dropped, GroupAssembler, Script, Step
 from trainer.history import History, algorithm_of, rules_of
 from trainer.pacing import Pacing, PacingState
 from trainer.terminal import Terminal, terminal
@@ -183,23 +183,18 @@ class _Replay:
         return tuple(sorted(g for g, _ in self.recorded_drops.items() ^ self._found_drops.items()))
 
     def _advance(self, assembler: GroupAssembler, recorded: StepDecided, algorithm: AlgorithmConfig) -> Step | None:
-        if (step := self._taken(assembler.due())) is not None:
+        if (step := next(iter(assembler.due()), None)) is not None:
+            assert isinstance(step, Step), "only steps become due without a record"
             return step
         while self._next < len(self._records) and self._records[self._next].offset < recorded.position:
             record = self._records[self._next]
             self._next += 1
-            if (step := self._taken(assembler.feed(shaped(record, algorithm)))) is not None:
-                return step
-        return None
-
-    def _taken(self, events: Sequence[Event]) -> Step | None:
-        """Note the drops among events and return the step, if there is one."""
-        for event in events:
-            match event:
-                case Step():
-                    return event
-                case Dropped():
-                    self._found_drops[event.group.id] = event.reason
+            for event in assembler.feed(shaped(record, algorithm)):
+                match event:
+                    case Step():
+                        return event
+                    case Dropped():
+                        self._found_drops[event.group.id] = event.reason
         return None
 
     def _after(self, recorded: StepDecided, phases: PhaseState) -> GroupAssembler:
@@ -257,15 +252,14 @@ class _Replay:
             versions=self._history.made_by,
         )
 
-    def _obeyed(self) -> dict[str, ScriptedDrop]:
+    def _obeyed(self) -> dict[str, DropReason]:
         """Return the drops that were decided under other rules than the step after them, or beside undone steps."""
-        drops = self._history.script(0).drops
-        obeyed = {group: drops[group] for group in self._history.settled}
+        obeyed = {group: self._history.drops[group].reason for group in self._history.settled}
         for group, drop in self._history.drops.items():
             later = [s for s in self._history.steps.values() if s.position >= drop.position]
             step = min(later, key=lambda s: s.step, default=None)
             if step is not None and self._rules[step.epoch] != self._rules[drop.epoch]:
-                obeyed[group] = drops[group]
+                obeyed[group] = drop.reason
         return obeyed
 
 

@@ -223,11 +223,7 @@ def _script(history: History, rules: Mapping[int, GroupRules]) -> Script:
             **{member.group: rules[step.epoch] for step in steps for member in step.members},
             **{drop.group: rules[drop.epoch] for drop in drops},
         },
-        drops={
-            group: drop
-            for group, drop in history.script(0).drops.items()
-            if group in history.settled and drop.reason in BY_LAG
-        },
+        drops={drop.group: drop.reason for drop in drops if drop.group in history.settled and drop.reason in BY_LAG},
         closed_from=dict.fromkeys(history.closed_from, 0),
     )
 

@@ -14,15 +14,12 @@ from infra.bus import Bus
 from infra.clock import Clock
 from infra.control import ControlView
 from infra.inference.pool import PolicyPool
-from schemas.control import Backend
+from schemas.control import CONFIGURED, Backend
 
 log = logging.getLogger(__name__)
 
 PREFIX = "backend/"
 """What the keys of registered engines begin with."""
-
-CONFIGURED = "configured"
-"""Name of the engine at the address in the settings."""
 
 
 @asynccontextmanager

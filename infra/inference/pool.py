@@ -3,13 +3,15 @@
 Which engine gets what is decided in `balance.py`; here they are asked what they serve, called, and waited for. A
 generation names what may sample it (`Need`); an engine whose weights do not suit, or whose tokenizer is another one,
 gets nothing. A prompt holds all tokens so far, so an episode goes on at another engine with the same record; what an
-engine had sampled of an answer that never came is lost with it, and nothing is joined.
+engine had sampled of an answer that never came is lost with it, and nothing is joined. An engine that gives no usable
+answer is passed over as long as another one suits.
 
 Waiting happens inside the stage and raises no attempt: a task does not become worse because an engine restarts. When
 the limit is reached the rollout fails, by a rate limit if there was an engine and it was busy. One that serves another
 run is as good as busy, and for longer than a place in RUN should be held: the retry tiers wait for that one. An answer
-that cannot be trained on is a failure at once. An engine that nobody answers for is away: once its guard is open it is
-not asked, and while all are the time does not count (`infra/guard.py`). What is waited for is said on the episode's
+that cannot be trained on, of every engine that suits, is a failure at once. An engine that nobody answers for is away:
+once its guard is open it is not asked, and while all are the time does not count (`infra/guard.py`); those that are
+drained or of no use are not asked whether they are. What is waited for is said on the episode's
 behalf (`infra/waiting.py`).
 
 Known here: no HTTP, no episode, and of `control` nothing: who is in the pool is told by `backends.py`.
@@ -28,24 +30,24 @@ from infra.errors import Failure
 from infra.guard import Guards
 from infra.inference.balance import Ask, Balancer, Choice
 from infra.inference.base import (
+    ContextOverflow,
     Generation,
     ModelInfo,
     Need,
     PolicyClient,
     PolicyError,
     PolicyOverloaded,
+    PolicyTooSlow,
     PolicyUnreachable,
+    Weights,
 )
-from infra.inference.pooled import PooledEngine, answers, named
+from infra.inference.pooled import POLICY, PooledEngine, named
 from infra.waiting import waits_for
 from schemas.control import Backend
 from schemas.outcome import Boundary, FailureKind
 from schemas.transcript import Sampling, TokenIds
 
 log = logging.getLogger(__name__)
-
-POLICY = "policy"
-"""Name of the service."""
 
 WAIT_S = 120.0
 """Longest wait for an engine that does not answer, is overloaded or behind the wanted version, seconds."""
@@ -109,6 +111,8 @@ class _Wait:
         self.began_s = began_s
         """When it began, in seconds that count."""
         self._said = ""
+        self.refused: dict[str, PolicyError] = {}
+        """Address of an engine -> how it failed this call, for which it is not asked again."""
 
     def say(self, what: str) -> None:
         if what != self._said:
@@ -122,7 +126,7 @@ class _Wait:
 
 
 class PolicyPool:
-    """The engines of one worker."""
+    """The engines of one worker, by address."""
 
     def __init__(
         self, connect: Connect, clock: Clock, guards: Guards, *, wait_s: float = WAIT_S, tokenizer_digest: str = ""
@@ -143,38 +147,28 @@ class PolicyPool:
         self._digest = tokenizer_digest
         self._balancer = Balancer()
         self._engines: dict[str, PooledEngine] = {}
-        self._draining: set[str] = set()
-        self._served: dict[str, ModelInfo] = {}
-        """Name of an engine -> what it served when something was sent there last."""
+        self._served: dict[str, Weights] = {}
+        """Address of an engine -> what it had when something was sent there last."""
         self._leaving: set[asyncio.Task[None]] = set()
 
     def have(self, backends: Iterable[Backend]) -> None:
         """Be a pool of these engines; generations that run at one that leaves may end there."""
-        wanted = {backend.name: backend for backend in backends}
-        for name, engine in list(self._engines.items()):
-            if name not in wanted or wanted[name].url != engine.address:
-                self._let_go(engine)
-        for name, backend in wanted.items():
-            if name not in self._engines:
-                self._take_in(backend)
-            self._balancer.add(name, self._clock.monotonic(), weight=backend.weight)
+        wanted = {backend.url: backend for backend in backends}
+        for address in self._engines.keys() - wanted.keys():
+            self._let_go(address)
+        for address, backend in wanted.items():
+            if address not in self._engines:
+                client = self._connect(address)
+                self._engines[address] = PooledEngine(address, client, self._clock, self._guards, digest=self._digest)
+            self._engines[address].draining = backend.draining
+            self._balancer.add(address, self._clock.monotonic(), weight=backend.weight)
             if backend.draining:
-                self._balancer.drain(name)
-        self._draining = {name for name, backend in wanted.items() if backend.draining}
+                self._balancer.drain(address)
 
-    def _take_in(self, backend: Backend) -> None:
-        client = self._connect(backend.url)
-        guard = self._guards.guard(POLICY, backend.url, lambda: answers(client))
-        self._engines[backend.name] = PooledEngine(
-            backend.name, backend.url, client, self._clock, guard, digest=self._digest
-        )
-
-    def _let_go(self, engine: PooledEngine) -> None:
-        del self._engines[engine.name]
-        self._served.pop(engine.name, None)
-        self._balancer.remove(engine.name)
-        self._guards.let_go(engine.guard)
-        leaving = asyncio.create_task(engine.leave())
+    def _let_go(self, address: str) -> None:
+        self._served.pop(address, None)
+        self._balancer.remove(address)
+        leaving = asyncio.create_task(self._engines.pop(address).leave())
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
 
@@ -184,7 +178,7 @@ class PolicyPool:
         await asyncio.gather(*self._leaving)
 
     async def info(self, need: Need) -> ModelInfo:
-        """Return what an engine that may sample a task serves: that of the shortest context, if there are several.
+        """Return what an engine that may sample a task serves: that of the longest context, if there are several.
 
         Raises:
             Failure: no such engine came within the limit.
@@ -193,7 +187,7 @@ class PolicyPool:
         while not (found := await self._that_suit(wait)):
             await self._wait_on(wait)
         wait.over()
-        return min((engine.info for engine in found if engine.info is not None), key=lambda info: info.max_model_len)
+        return max((engine.info for engine in found if engine.info is not None), key=lambda info: info.max_model_len)
 
     async def generate(self, prompt: TokenIds, request: Request, need: Need) -> Sampled:
         """Sample a continuation.
@@ -205,7 +199,9 @@ class PolicyPool:
         wait = _Wait(f"generation {request.request_id}", need, self._counted_s)
         ask = Ask(episode=request.episode, group=request.group, prompt=len(prompt), max_tokens=request.max_tokens)
         while True:
-            free = {engine.name for engine in await self._that_suit(wait) if not engine.rests}
+            suitable = await self._that_suit(wait)
+            roomy = [engine for engine in suitable if engine.has_room_for(len(prompt) + request.max_tokens)]
+            free = {engine.address for engine in roomy or suitable if not engine.rests_s} - wait.refused.keys()
             choice = self._balancer.choose(ask, self._clock.monotonic(), free.__contains__)
             if choice is None:
                 await self._wait_on(wait)
@@ -234,7 +230,14 @@ class PolicyPool:
             log.debug("%s at %s: %s", wait.what, engine.address, error)
             return None
         except PolicyError as error:
-            raise _failure(f"{wait.what}: {type(error).__name__}: {error}") from error
+            wait.refused[engine.address] = error
+            others = (one for one in self._engines.values() if one.suits(wait.need) and not one.draining)
+            if isinstance(error, ContextOverflow | PolicyTooSlow) or not any(
+                one.address not in wait.refused for one in others
+            ):
+                raise _failure(f"{wait.what}: {type(error).__name__}: {error}") from error
+            log.warning("%s at %s, tried elsewhere: %s: %s", wait.what, engine.address, type(error).__name__, error)
+            return None
         finally:
             if not ended:
                 self._balancer.failed(choice)
@@ -245,10 +248,9 @@ class PolicyPool:
         """Return what an engine serves; if that changed since something was sent there, its caches are cold."""
         served = engine.info
         assert served is not None, "only engines that have said what they serve suit"
-        before = self._served.get(engine.name)
-        if before is not None and before.weights != served.weights:
-            self._balancer.weights_changed(engine.name)
-        self._served[engine.name] = served
+        if self._served.get(engine.address, served.weights) != served.weights:
+            self._balancer.weights_changed(engine.address)
+        self._served[engine.address] = served.weights
         return served
 
     def _check_weights(self, engine: PooledEngine, answer: Generation, wait: _Wait) -> None:
@@ -268,44 +270,58 @@ class PolicyPool:
         return self._clock.monotonic() - self._guards.away_s(POLICY)
 
     async def _that_suit(self, wait: _Wait) -> list[PooledEngine]:
-        """Return the engines that may sample a task; asks those that are not known to."""
-        found = [engine for engine in self._engines.values() if engine.suits(wait.need)]
+        """Return the engines that may sample a task; asks those that are not known to, for a moment."""
+        found = self._suitable(wait.need)
         others = [engine for engine in self._engines.values() if engine not in found]
         # At the first question of all nothing is said: its answer is usually there at once.
         in_turn = any(engine.info is not None or engine.asked for engine in others)
         asked = [engine.look(ASK_BESIDE_S if found else ASK_S) for engine in others]
         questions = {question for question in asked if question is not None}
-        while questions and not found:
+        if questions and not found:
             if in_turn:
                 wait.say(str(wait.need))
-            _, questions = await asyncio.wait(questions, return_when=asyncio.FIRST_COMPLETED)
-            found = [engine for engine in self._engines.values() if engine.suits(wait.need)]
+            await self._first_of(questions)
+            found = self._suitable(wait.need)
+        for engine in found:
+            if engine.came_back():
+                self._balancer.away(engine.address)
+                self._balancer.back(engine.address, self._clock.monotonic())
         return found
+
+    def _suitable(self, need: Need) -> list[PooledEngine]:
+        return [engine for engine in self._engines.values() if engine.suits(need)]
+
+    async def _first_of(self, questions: set[asyncio.Task[None]]) -> None:
+        """Wait for one answer; an engine that hangs must not hold up those that come meanwhile."""
+        pause = asyncio.create_task(self._clock.sleep(ASK_S))
+        try:
+            await asyncio.wait({*questions, pause}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            pause.cancel()
 
     async def _wait_on(self, wait: _Wait) -> None:
         """Wait a little for an engine. Raises Failure when that has gone on for too long, or is in vain."""
-        engines = list(self._engines.values())
-        if engines and all(engine.away for engine in engines):
+        engines = [engine for engine in self._engines.values() if not engine.draining]
+        if engines and all(engine.useless for engine in engines):
+            raise _failure(self._state())
+        able = [engine for engine in engines if not (engine.useless or engine.serves_another(wait.need))]
+        if able and all(engine.away for engine in able):
             wait.say("the engine, which is away")
             await self._clock.sleep(AGAIN_S)
             return
-        if engines and all(engine.useless for engine in engines):
-            raise _failure(self._state())
         waited_s = self._counted_s - wait.began_s
         if waited_s > self._wait_s:
             kind = FailureKind.RATE_LIMIT if any(engine.full for engine in engines) else FailureKind.ENGINE
             raise _failure(f"waited {self._wait_s:g} s for {wait.what}; {self._state()}", kind)
-        there = [engine for engine in engines if engine.info is not None and not engine.away]
-        if there and all(engine.serves_another(wait.need) for engine in there) and waited_s > OTHERS_S:
+        if engines and not able and waited_s > OTHERS_S:
             raise _failure(f"waited {OTHERS_S:g} s for {wait.what}; {self._state()}", FailureKind.RATE_LIMIT)
-        wait.say(self._lacking(wait.need))
-        await self._clock.sleep(max(ASK_S, min((engine.rests_s for engine in engines if engine.rests), default=0.0)))
+        wait.say(self._lacking(wait.need, engines))
+        await self._clock.sleep(max(ASK_S, min((engine.rests_s for engine in engines if engine.rests_s), default=0.0)))
 
-    def _lacking(self, need: Need) -> str:
-        engines = [engine for engine in self._engines.values() if engine.name not in self._draining]
+    def _lacking(self, need: Need, engines: Sequence[PooledEngine]) -> str:
         if any(engine.full for engine in engines):
             return "the engine, which is full"
-        if any(engine.info is not None and not engine.suits(need) for engine in engines):
+        if any(engine.asked or (engine.info is not None and not engine.suits(need)) for engine in engines):
             return str(need)
         return "the engine, which is away" if engines else "an engine that is not drained"
 

@@ -1,8 +1,8 @@
 """One engine of a pool: what it serves, whether it is there, and when it may be called again.
 
 An engine that could not be reached may be another one when it is back, so what it serves is asked again then. One that
-is overloaded or not reached is left alone for a while that doubles, however many generations found it so at once. Which
-engine is called is not decided here.
+gave no usable answer is left alone for a while that doubles, however many generations found it so at once: one that
+fails fast would else be the one that is always free. Which engine is called is not decided here.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from infra.clock import Clock
-from infra.guard import Guard
+from infra.guard import Guards
 from infra.inference.base import (
     PROCESSED_LOGPROBS,
+    ContextOverflow,
     ModelInfo,
     Need,
     PolicyClient,
     PolicyError,
     PolicyOverloaded,
+    PolicyTooSlow,
     PolicyUnreachable,
     Weights,
 )
@@ -30,11 +32,17 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+POLICY = "policy"
+"""Name of the service."""
+
 FIRST_PAUSE_S = 0.1
-"""Pause before an engine that is full or not reached is called again, seconds; it doubles with each further time."""
+"""Pause before an engine that gave no usable answer is called again, seconds; it doubles with each further time."""
 
 LONGEST_PAUSE_S = 2.0
 """Longest pause, seconds."""
+
+LOOK_S = 10.0
+"""An engine that does not say what it serves within this is not there, seconds."""
 
 
 async def answers(client: PolicyClient) -> bool:
@@ -52,37 +60,33 @@ class PooledEngine:
     """One engine.
 
     Attributes:
-        name: of the engine in the pool.
         address: where it is.
         info: what it serves, as far as known; none before it was asked, and after it was not reached.
     """
 
-    def __init__(
-        self, name: str, address: str, client: PolicyClient, clock: Clock, guard: Guard, *, digest: str = ""
-    ) -> None:
+    def __init__(self, address: str, client: PolicyClient, clock: Clock, guards: Guards, *, digest: str = "") -> None:
         """Build an engine that nobody has asked yet.
 
         Args:
-            name: of the engine in the pool.
             address: where it is.
             client: calls it.
             clock: time.
-            guard: stands before it.
+            guards: those of the worker; one of them stands before it.
             digest: of the tokenizer and template that prompts are made with; any if empty.
         """
-        self.name = name
         self.address = address
         self.info: ModelInfo | None = None
         self._client = client
         self._clock = clock
-        self._guard = guard
+        self._guards = guards
+        self._guard = guards.guard(POLICY, address, lambda: answers(client))
         self._digest = digest
+        self._draining = False
         self._flaw = ""
         """Why no prompt of ours may go there, whatever its weights are."""
-        self._said = ""
-        """The flaw that was logged last."""
         self._trouble: PolicyError | None = None
-        """Why the last call failed, if the engine was full or not reached."""
+        """Why the last call failed, if the engine is to blame."""
+        self._was_away = False
         self._pause_s = FIRST_PAUSE_S
         self._rests_until = -math.inf
         self._asked_at = -math.inf
@@ -90,11 +94,6 @@ class PooledEngine:
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
-
-    @property
-    def guard(self) -> Guard:
-        """Stands before it."""
-        return self._guard
 
     @property
     def away(self) -> bool:
@@ -117,18 +116,27 @@ class PooledEngine:
         return max(0.0, self._rests_until - self._clock.monotonic())
 
     @property
-    def rests(self) -> bool:
-        """Tell whether it is left alone for now."""
-        return self.rests_s > 0
-
-    @property
     def asked(self) -> bool:
         """Tell whether it is being asked what it serves."""
         return self._asking is not None
 
+    @property
+    def draining(self) -> bool:
+        """Tell whether it is given nothing new."""
+        return self._draining
+
+    @draining.setter
+    def draining(self, draining: bool) -> None:
+        self._draining = draining
+        self._count()
+
     def suits(self, need: Need) -> bool:
         """Tell whether it may sample a task, as far as known."""
         return not self.away and not self._flaw and self.info is not None and need.suits(self.info.weights)
+
+    def has_room_for(self, tokens: int) -> bool:
+        """Tell whether so many tokens, prompt and answer together, fit into its context, as far as known."""
+        return self.info is None or not self.info.max_model_len or tokens <= self.info.max_model_len
 
     def serves_another(self, need: Need) -> bool:
         """Tell whether it has weights that some other run than the wanted one numbered."""
@@ -142,6 +150,11 @@ class PooledEngine:
             return str(self._trouble)
         return "not known yet" if self.info is None else f"it has {named(self.info.weights)}"
 
+    def came_back(self) -> bool:
+        """Tell, once, that it was away and is there again."""
+        came_back, self._was_away = self._was_away and self.info is not None, self._was_away and self.info is None
+        return came_back
+
     async def call(self, ask: Callable[[PolicyClient], Awaitable[T]]) -> T:
         """Call it and take note of how that ends. Raises PolicyError as the client does."""
         self._in_flight += 1
@@ -151,9 +164,12 @@ class PooledEngine:
         except PolicyUnreachable as error:
             self.info = None
             self._guard.failed(str(error))
+            self._was_away |= self.away
             self._rest(error)
             raise
-        except PolicyOverloaded as error:
+        except (ContextOverflow, PolicyTooSlow):
+            raise  # that was about the generation
+        except PolicyError as error:
             self._rest(error)
             raise
         else:
@@ -167,31 +183,40 @@ class PooledEngine:
 
     def _rest(self, error: PolicyError) -> None:
         self._trouble = error
-        if not self.rests:  # else another call has found the same
+        if not self.rests_s:  # else another call has found the same
             self._rests_until = self._clock.monotonic() + self._pause_s
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     def look(self, every_s: float) -> asyncio.Task[None] | None:
         """Ask what it serves, once for all who want to know and not more often than this; return the question."""
         now = self._clock.monotonic()
-        if self._asking is None and not self.away and not self.rests and now >= self._asked_at + every_s:
+        if self._asking is None and not self.away and not self.rests_s and now >= self._asked_at + every_s:
             self._asked_at = now
             self._asking = asyncio.create_task(self._look())
+            self._asking.add_done_callback(self._looked)
         return self._asking
 
     async def _look(self) -> None:
+        before = self._flaw
         try:
-            self.info = await self.call(lambda client: client.info())
+            self.info = await self.call(_info)
             self._flaw = flaw_of(self.info, self._digest)
         except (PolicyOverloaded, PolicyUnreachable) as error:
-            log.debug("%s at %s: %s", self.name, self.address, error)
+            log.debug("%s: %s", self.address, error)
         except PolicyError as error:
             self._flaw = f"{type(error).__name__}: {error}"
-        finally:
-            self._asking = None
-        if self._flaw != self._said:
-            self._said = self._flaw
-            log.warning("engine %s at %s: %s", self.name, self.address, self._flaw or "is of use again")
+        if self._flaw != before:
+            log.warning("engine at %s: %s", self.address, self._flaw or "is of use again")
+            self._count()
+
+    def _looked(self, question: asyncio.Task[None]) -> None:
+        self._asking = None
+        if not question.cancelled() and (error := question.exception()) is not None:
+            log.error("engine at %s: asking what it serves broke", self.address, exc_info=error)
+
+    def _count(self) -> None:
+        """Say whether the worker can work for as long as this engine is there."""
+        self._guards.count(self._guard, counts=not (self._draining or self._flaw))
 
     def doubted(self) -> None:
         """Take that it serves something else than it said."""
@@ -199,10 +224,19 @@ class PooledEngine:
 
     async def leave(self) -> None:
         """Give up its connections once what runs there has ended."""
-        await self._idle.wait()
+        self._guards.let_go(self._guard)
         if self._asking is not None:
             self._asking.cancel()
+        await self._idle.wait()
         await self._client.close()
+
+
+async def _info(client: PolicyClient) -> ModelInfo:
+    try:
+        async with asyncio.timeout(LOOK_S):
+            return await client.info()
+    except TimeoutError as error:
+        raise PolicyUnreachable(f"it did not say what it serves within {LOOK_S:g} s") from error
 
 
 def flaw_of(info: ModelInfo, digest: str = "") -> str:

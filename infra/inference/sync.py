@@ -35,7 +35,15 @@ AGAIN_S = 1.0
 
 
 class EngineTaken(RollmillError):
-    """The engine is another run's."""
+    """The engine is another run's.
+
+    Attributes:
+        run: whose.
+    """
+
+    def __init__(self, reason: str, run: str) -> None:
+        super().__init__(reason)
+        self.run = run
 
 
 class WeightSync:
@@ -85,7 +93,7 @@ class WeightSync:
             try:
                 if wanted is not None and await self._behind(wanted):
                     async with self._turn or nullcontext():
-                        await self._load(wanted)
+                        wanted = await self._load_what_is_wanted_now()
             except PolicyError as error:
                 log.warning("policy version %s not loaded, tried again: %s", wanted and wanted.version, error)
                 await self._clock.sleep(AGAIN_S)
@@ -93,6 +101,13 @@ class WeightSync:
             # A version that was announced during the load woke nobody.
             if self._control.get(f"policy/{self._run}", PolicyVersion) == wanted:
                 await self._control.changed(LOOK_EVERY_S)
+
+    async def _load_what_is_wanted_now(self) -> PolicyVersion | None:
+        """Load it if it still must be; the turn may have been waited for. Return what was wanted."""
+        wanted = self._control.get(f"policy/{self._run}", PolicyVersion)
+        if wanted is not None and (self._turn is None or await self._behind(wanted)):
+            await self._load(wanted)
+        return wanted
 
     async def _behind(self, wanted: PolicyVersion) -> bool:
         """Tell whether the engine may serve other weights.
@@ -108,14 +123,14 @@ class WeightSync:
         """Raise EngineTaken if the run whose weights are in the engine needs it."""
         has = f"the engine has version {found.version} of run {found.run}"
         if self._loaded is not None:
-            raise EngineTaken(f"run {self._run} had this engine, and now {has}: whoever follows that run took it")
-        credit = self._control.get(f"credit/{found.run}", Credit)
-        is_over = (credit is not None and credit.closed) or self._control.get(f"cancel/{found.run}", Cancel) is not None
-        if not (self._take or is_over):
+            cause = f"run {self._run} had this engine, and now {has}: whoever follows that run took it"
+            raise EngineTaken(cause, found.run)
+        if not (self._take or is_over(self._control, found.run)):
             raise EngineTaken(
                 f"{has}, whose trainer has not closed it: wait for its end, or cancel it, or take its engine by "
-                "--take. Runs that train at the same time need stages and an engine each, under a `bus.prefix` of "
-                "their own"
+                "--take. Runs that train at the same time need engines of their own: `rollmill backends add NAME URL "
+                "--run RUN`",
+                found.run,
             )
 
     async def _load(self, wanted: PolicyVersion) -> None:
@@ -143,3 +158,9 @@ class WeightSync:
             await self._client.resume()
         except PolicyError as error:
             log.warning("the engine stays paused until its lease or the next load ends that: %s", error)
+
+
+def is_over(control: ControlView, run: str) -> bool:
+    """Tell whether a run needs its engines no longer: its trainer has closed it, or it was cancelled."""
+    credit = control.get(f"credit/{run}", Credit)
+    return (credit is not None and credit.closed) or control.get(f"cancel/{run}", Cancel) is not None

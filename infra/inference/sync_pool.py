@@ -16,7 +16,7 @@ from infra.clock import Clock
 from infra.control import ControlView
 from infra.inference.backends import in_pool
 from infra.inference.base import PolicyClient
-from infra.inference.sync import LOOK_EVERY_S, EngineTaken, WeightSync
+from infra.inference.sync import LOOK_EVERY_S, EngineTaken, WeightSync, is_over
 from infra.wire import Publisher
 from schemas.control import Backend
 
@@ -59,6 +59,7 @@ class PoolSync:
         self._take = take
         self._turn = asyncio.Lock() if rolling else None
         self._following: dict[str, asyncio.Task[None]] = {}
+        self._wanted_before: set[str] | None = None
         self._left: dict[str, EngineTaken] = {}
         """Address of an engine that is another run's -> how that was found."""
 
@@ -82,14 +83,19 @@ class PoolSync:
     async def _match(self, wanted: set[str]) -> None:
         """Follow these engines and no others."""
         await self._end([url for url in self._following if url not in wanted])
-        self._left = {url: error for url, error in self._left.items() if url in wanted}
+        self._left = {
+            url: error for url, error in self._left.items() if url in wanted and not is_over(self._control, error.run)
+        }
         for url, task in list(self._following.items()):
             if task.done():
                 del self._following[url]
                 self._note_end(url, task)
+        if not wanted and self._wanted_before != wanted:
+            log.warning("no engine is registered for run %s, and none for any run", self._run)
         for url in sorted(wanted - self._following.keys() - self._left.keys()):
             log.info("weights of run %s are brought to %s", self._run, url)
             self._following[url] = asyncio.create_task(self._follow(url))
+        self._wanted_before = wanted
         if self._left and not self._following:
             raise next(iter(self._left.values()))
 

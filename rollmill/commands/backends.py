@@ -60,7 +60,7 @@ def add(name: str, url: str, weight: float, run: str | None, *, force: bool, as_
     backend = Backend(name=name, url=url.rstrip("/"), weight=weight, run=run or "")
 
     async def work(bus: Bus, clock: Clock) -> dict[str, Any]:
-        return await backends.added(bus, clock, backend, None if force else _connect(config)(backend.url))
+        return await backends.added(bus, clock, backend, None if force else _connect(config))
 
     output.print_result(_on(config, work), as_json, _show_one)
 

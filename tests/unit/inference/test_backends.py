@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from infra.clock import VirtualClock, settle
-from infra.inference.backends import CONFIGURED, in_pool, registered
+from infra.inference.backends import in_pool, registered
 from infra.inference.base import Need
 from infra.inference.pool import PolicyPool
 from infra.inference.scripted import ScriptedPolicy
 from infra.memory import MemoryBus
 from schemas import codec
-from schemas.control import Backend, control_key
+from schemas.control import CONFIGURED, Backend, control_key
 from schemas.topics import CONTROL
 from tests.pools import address_of, backends_of, guards_on
 

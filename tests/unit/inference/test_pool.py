@@ -9,10 +9,19 @@ import pytest
 
 from infra.clock import VirtualClock, settle
 from infra.errors import Failure
-from infra.inference.base import BadReply, Need, PolicyOverloaded, PolicyRefused, PolicyUnreachable, Weights
+from infra.inference.base import (
+    BadReply,
+    Need,
+    PolicyError,
+    PolicyOverloaded,
+    PolicyRefused,
+    PolicyUnreachable,
+    Weights,
+)
 from infra.inference.pool import ASK_BESIDE_S, OTHERS_S
 from infra.inference.scripted import ScriptedPolicy
 from infra.waiting import heard_by
+from schemas.control import Backend
 from schemas.outcome import Boundary, FailureKind
 from tests.pools import backends_of, pool_of, request, shares
 
@@ -378,6 +387,67 @@ async def test_a_pool_whose_engines_are_all_drained_waits_for_one_that_is_not(cl
     assert ["an engine that is not drained", ""] == said
 
 
+async def test_an_engine_that_fails_at_once_takes_no_generation_from_those_that_work(clock):
+    """It would always be the one that is free; whoever met it asks another one."""
+    engines = {name: Engine(token_s=1.0, clock=clock) for name in "bcd"}
+    broken = Engine()
+    broken.fail_next(*[PolicyError("500")] * 99)
+    pool = pool_of(clock, a=broken, **engines)
+    running = [asyncio.create_task(generate(pool, episode=f"r/g{n}/0/0")) for n in range(24)]
+    await settle(200)
+    await clock.advance(60)
+    answers = await asyncio.wait_for(asyncio.gather(*running), 30)
+
+    assert set(shares(answers)) == {"b", "c", "d"}
+
+
+async def test_a_generation_that_no_engine_can_do_fails_with_what_the_last_one_said(clock):
+    """Each is asked once."""
+    engines = [Engine(), Engine()]
+    for engine in engines:
+        engine.fail_next(*[PolicyRefused("no such parameter")] * 9)
+    with pytest.raises(Failure, match="generation r/g/0/0/0: PolicyRefused: no such parameter"):
+        await after(clock, 5, generate(pool_of(clock, a=engines[0], b=engines[1])))
+
+    assert [1, 1] == [len(engine.calls) for engine in engines]
+
+
+async def test_a_prompt_goes_where_it_fits(clock):
+    """Whichever engine said first what it serves."""
+    pool = pool_of(clock, a=Engine(max_model_len=10), b=Engine(max_model_len=100))
+    room = (await pool.info(ANY)).max_model_len
+    answers = [await pool.generate(np.arange(1, 31, dtype=np.int32), request(f"r/g{n}/0/0"), ANY) for n in range(4)]
+
+    assert (room, shares(answers)) == (100, {"b": 4})
+
+
+async def test_an_engine_that_hangs_holds_up_no_call_that_another_one_can_serve(clock):
+    """One that is added, or comes to have the weights, is found while the other one is still being asked."""
+    hanging, other = Engine(clock=clock), Engine(version=3)
+    hanging.silent_s = 1e6
+    pool = pool_of(clock, a=hanging, b=other)
+    waiting = asyncio.create_task(generate(pool, Need(4)))
+    await settle()
+    await clock.advance(1)
+    other.serve(4)
+    await clock.advance(1)
+
+    assert (await asyncio.wait_for(waiting, 5)).address == "http://b"
+    await asyncio.wait_for(pool.close(), 5)
+
+
+async def test_one_engine_under_another_name_is_the_same_engine(clock):
+    """Its guard, its connections and what it is known to serve stay."""
+    engine = Engine()
+    pool = pool_of(clock, engine)
+    await generate(pool)
+    pool.have([Backend(name="renamed", url="http://engine")])
+    await generate(pool)
+    await settle()
+
+    assert (engine.asked, engine.closed) == (1, False)
+
+
 class TestWhatIsWaitedFor:
     """It is said on behalf of the episode, so that whoever looks sees it."""
 
@@ -429,4 +499,4 @@ class TestWhatIsWaitedFor:
         await clock.advance(6)
         await asyncio.wait_for(asyncio.gather(*asking), 30)
 
-        assert {"first": [], "second": ["policy version >= 3", ""]} == said
+        assert {"first": ["policy version >= 3", ""], "second": ["policy version >= 3", ""]} == said

@@ -15,9 +15,10 @@ from infra.inference.base import Need, PolicyError, PolicyOverloaded, PolicyUnre
 from infra.inference.pool import POLICY
 from infra.inference.pooled import answers
 from infra.inference.scripted import ScriptedPolicy
+from infra.side_by_side import alongside
 from infra.waiting import heard_by
 from schemas.outcome import FailureKind
-from tests.pools import address_of, guards_on, pool_of, request
+from tests.pools import address_of, backends_of, guards_on, pool_of, request, shares
 
 WAIT_S = 30.0
 LONGEST_S = 600.0
@@ -152,3 +153,102 @@ async def test_whoever_answers_anything_is_there(world, error, there):
     world.engine.error = error
 
     assert there is await answers(world.engine)
+
+
+class Pair:
+    """Two engines with breakers, and a worker's guards at work."""
+
+    def __init__(self):
+        self.clock = VirtualClock()
+        self.engines = {name: Engine() for name in "ab"}
+        self.guards = guards_on(self.clock, BreakerLimits(longest_s=LONGEST_S))
+        self.pool = pool_of(self.clock, guards=self.guards, wait_s=WAIT_S, **self.engines)
+
+    def breaks(self, *names):
+        for name in names:
+            self.engines[name].error = PolicyUnreachable("refused")
+
+    async def lets(self, seconds):
+        for _ in range(round(seconds * 2)):
+            await self.clock.advance(0.5)
+        await settle()
+
+    def generate(self, episode="r/g/0/0"):
+        return asyncio.create_task(self.pool.generate(np.array([1], np.int32), request(episode), Need()))
+
+    async def seen(self, seconds, episode="r/g/0/0"):
+        """Ask until the engines' breakers had their chance."""
+        running = self.generate(episode)
+        await self.lets(seconds)
+        return running
+
+
+@pytest.fixture
+async def pair():
+    found = Pair()
+    async with alongside(found.guards.run()):
+        yield found
+
+
+async def test_while_one_of_two_engines_is_away_the_other_one_does_the_work(pair):
+    """No work is held back, and no budget stands still."""
+    pair.breaks("a")
+    answers = [await asyncio.wait_for(await pair.seen(2, f"r/g{n}/0/0"), 5) for n in range(8)]
+
+    assert shares(answers) == {"b": 8}
+    assert (pair.guards.ready(), pair.guards.still_s()) == (True, 0)
+
+
+async def test_where_the_only_engine_that_works_is_away_nothing_new_is_begun(pair):
+    """One that is drained is there, and takes nothing: the outage costs no attempt."""
+    pair.pool.have([*backends_of("a", draining=True), *backends_of("b")])
+    pair.breaks("b")
+    waiting = await pair.seen(3 * WAIT_S)
+    ready, still_s = pair.guards.ready(), pair.guards.still_s()
+    pair.engines["b"].error = None
+    await pair.lets(10)
+
+    assert (ready, still_s > 2 * WAIT_S) == (False, True)
+    assert (await asyncio.wait_for(waiting, 5)).address == "http://b"
+    assert pair.guards.ready()
+
+
+async def test_an_engine_that_is_removed_while_it_is_away_is_waited_for_no_longer(pair):
+    """Its outage ends with it, and its time is counted once."""
+    pair.breaks("a", "b")
+    waiting = await pair.seen(100)
+    before = pair.guards.still_s()
+    pair.pool.have(backends_of("b"))
+    just_after = pair.guards.still_s()
+    await pair.lets(50)
+    later = pair.guards.still_s()
+    pair.engines["b"].error = None
+    await pair.lets(10)
+
+    assert just_after == pytest.approx(before)
+    assert later == pytest.approx(before + 50, abs=2)
+    assert (await asyncio.wait_for(waiting, 5)).address == "http://b"
+
+
+async def test_an_outage_of_all_begins_when_the_last_engine_that_is_well_is_removed(pair):
+    """That another one was away before cost nobody anything."""
+    pair.breaks("b")
+    for n in range(5):
+        await asyncio.wait_for(await pair.seen(20, f"r/g{n}/0/0"), 5)
+    pair.pool.have(backends_of("b"))
+
+    assert pair.guards.still_s() < 1
+
+
+async def test_an_engine_that_comes_back_is_given_work_slowly(pair):
+    """Its cache is cold, and all that waited would come at once."""
+    await asyncio.wait_for(await pair.seen(1), 5)
+    await pair.lets(60)
+    pair.breaks("a")
+    for n in range(4):
+        await asyncio.wait_for(await pair.seen(2, f"r/x{n}/0/0"), 5)
+    pair.engines["a"].error = None
+    await pair.lets(10)
+    answers = [await asyncio.wait_for(await pair.seen(0.5, f"r/y{n}/0/0"), 5) for n in range(4)]
+
+    assert shares(answers) == {"b": 4}

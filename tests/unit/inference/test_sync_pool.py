@@ -11,11 +11,11 @@ from infra.clock import VirtualClock, settle
 from infra.control import ControlView
 from infra.inference.base import PolicyUnreachable, Weights
 from infra.inference.scripted import ScriptedPolicy
-from infra.inference.sync import AGAIN_S, EngineTaken
+from infra.inference.sync import AGAIN_S, LOOK_EVERY_S, EngineTaken
 from infra.inference.sync_pool import PoolSync
 from infra.memory import MemoryBus
 from infra.wire import Publisher
-from schemas.control import Backend, PolicyVersion, control_key
+from schemas.control import Backend, Cancel, PolicyVersion, control_key
 from schemas.topics import CONTROL, TABLE
 from tests.pools import address_of, backends_of
 
@@ -178,3 +178,33 @@ async def test_an_engine_of_another_run_is_left_to_it_as_long_as_there_is_one_th
             await running
 
     assert beside == {"a": Weights(7, "s"), "b": Weights(1, "r")}
+
+
+async def test_an_engine_of_another_run_is_taken_once_that_run_is_over(world):
+    """Nobody has to start anything again."""
+    await world.announce(7, "s")
+    await world.announce(1, "r")
+    async with world.following("s"):
+        await world.after(LOAD_S + 1)
+    for backend in backends_of("a", "b"):
+        await world.write(backend)
+    async with world.following("r"):
+        await world.after(LOAD_S + 1)
+        await world.write(Cancel(target="s", cause="by request"))
+        await world.after(LOAD_S + LOOK_EVERY_S)
+
+    assert await world.serve() == {"a": Weights(1, "r"), "b": Weights(1, "r")}
+
+
+async def test_an_engine_whose_turn_comes_late_is_given_what_is_wanted_then(world):
+    """Not what was wanted when it began to wait."""
+    for backend in backends_of("a", "b"):
+        await world.write(backend)
+    await world.announce(1)
+    async with world.following(rolling=True):
+        await world.after(1)
+        await world.announce(2)
+        await world.after(3 * LOAD_S + 1)
+
+    assert [version for _, version in world.engines["b"].loaded] == [2]
+    assert set((await world.serve()).values()) == {Weights(2, "r")}

@@ -44,7 +44,7 @@ class World:
         return self.engines.setdefault(url, ScriptedPolicy(lambda prompt, seed: [5]))
 
     async def add(self, backend, *, asked=True):
-        return await backends.added(self.bus, self.clock, backend, self.connect(backend.url) if asked else None)
+        return await backends.added(self.bus, self.clock, backend, self.connect if asked else None)
 
     async def registered(self):
         return (await control_now(self.bus, self.clock)).all(Backend)
@@ -119,6 +119,12 @@ async def test_one_engine_has_one_name(world):
     await world.add(Backend(name="a", url=address_of("x")))
     with pytest.raises(ConfigError, match="http://x is registered as a already"):
         await world.add(Backend(name="b", url=address_of("x")))
+
+
+async def test_the_name_of_the_configured_engine_is_not_given_to_another(world):
+    """The list could not tell them apart."""
+    with pytest.raises(ConfigError, match="'configured' is what the engine in the settings is called"):
+        await world.add(Backend(name="configured", url=address_of("x")))
 
 
 @pytest.mark.parametrize("change", [backends.drained, backends.removed])

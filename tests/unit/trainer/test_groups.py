@@ -8,7 +8,7 @@ from synthetic_log import START, end, failed, random_log, rules
 
 from schemas.decisions import DropReason
 from trainer.algorithm_config import Filter
-from trainer.groups import Dropped, GroupAssembler, Script, ScriptBroken, ScriptedDrop, Step
+from trainer.groups import Dropped, GroupAssembler, Script, ScriptBroken, Step
 from trainer.terminal import OTHER_RUN
 
 
@@ -226,7 +226,7 @@ def test_stopping_anywhere_and_going_on_gives_the_same_decisions(seed, data):
     recorded = [as_decided(e) for e in events if isinstance(e, Step)]
     script = Script(
         steps={step.step: step for step in recorded if step.step > at_state},
-        drops={e.group.id: ScriptedDrop(e.reason, e.position) for e in events if isinstance(e, Dropped)},
+        drops={e.group.id: e.reason for e in events if isinstance(e, Dropped)},
     )
     successor = assembler(state, script, siblings_needed=2)
     again = feed(successor, [record for record in log if record.offset >= state.low])
@@ -306,7 +306,7 @@ def test_a_step_does_not_depend_on_the_order_in_which_siblings_end(seed, shuffle
 
 def test_a_recorded_drop_is_obeyed_whatever_the_rules_say_now():
     """The log has already said so."""
-    script = Script(drops={"a": ScriptedDrop(DropReason.NO_VARIANCE, position=2)})
+    script = Script(drops={"a": DropReason.NO_VARIANCE})
 
     (event,) = feed(assembler(script=script, filter=Filter.OFF, groups=1), [end(0, "a", 0, 1.0), end(1, "a", 1)])
 

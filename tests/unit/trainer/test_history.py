@@ -18,7 +18,7 @@ from schemas.decisions import (
 )
 from schemas.scores import Purpose
 from trainer.evaluation import Played, scores
-from trainer.groups import AssemblerState, ScriptedDrop
+from trainer.groups import AssemblerState
 from trainer.history import History
 from trainer.state import TrainerState
 
@@ -72,7 +72,7 @@ def test_the_script_is_what_a_checkpoint_does_not_know():
     script = history.script(after=1)
 
     assert list(script.steps) == [2]
-    assert script.drops == {"g": ScriptedDrop(DropReason.STALE, position=4)}
+    assert script.drops == {"g": DropReason.STALE}
 
 
 def test_a_checkpoint_belongs_if_its_last_step_is_the_logs():

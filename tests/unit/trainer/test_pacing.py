@@ -10,7 +10,7 @@ from synthetic_log import START, end, failed, rules
 
 from schemas.decisions import DropReason
 from trainer.algorithm_config import Late
-from trainer.groups import AssemblerState, Dropped, GroupAssembler, Script, ScriptedDrop, Step
+from trainer.groups import AssemblerState, Dropped, GroupAssembler, Script, Step
 from trainer.pacing import Pacing, PacingState
 
 SHAPES = st.tuples(st.sampled_from([1, 2, 3]), st.sampled_from([0, 1, 2, 8]))
@@ -124,7 +124,7 @@ def test_a_run_that_waits_goes_on_the_same_from_any_checkpoint(seed, shape, fore
                 state, steps = machine.state(), event.number
     script = Script(
         steps={e.number: as_decided(e) for e in events if isinstance(e, Step) and e.number > steps},
-        drops={e.group.id: ScriptedDrop(e.reason, e.position) for e in events if isinstance(e, Dropped)},
+        drops={e.group.id: e.reason for e in events if isinstance(e, Dropped)},
     )
     successor = GroupAssembler(run.rules, state, script=script, versions=run.machine.versions)
     again = [e for record in run.log if record.offset >= state.low for e in decided(successor, record)]
@@ -157,11 +157,8 @@ def test_a_group_that_is_dropped_lets_the_step_go_that_waited_for_it():
 
 
 def test_several_steps_may_become_due_at_one_record():
-    """Both were held for group a; each is made before the next one is asked for.
-
-    What the second one leaves behind would be too old for a third one: that is said before it is made.
-    """
-    machine = GroupAssembler(rules(groups=1, max_lag=1, late=Late.WAIT), START, versions={0: 0, 1: 1, 2: 2})
+    """Both were held for group a; each is made before the next one is asked for."""
+    machine = GroupAssembler(rules(groups=1, max_lag=0, late=Late.WAIT), START, versions={0: 0, 1: 1, 2: 2})
     log = [
         end(0, "a", 0, 1.0),
         *(end(1, "x", 0, 1.0, admission=None), end(2, "x", 1, admission=None)),
@@ -170,28 +167,12 @@ def test_several_steps_may_become_due_at_one_record():
     assert [machine.feed(record) for record in log] == [[]] * 5
 
     (first,) = machine.feed(end(5, "a", 1))
-    dropped, second = machine.due()
+    (second,) = machine.due()
+    (third,) = machine.due()
 
-    assert [[g.id for g in step.groups] for step in (first, second)] == [["a"], ["x"]]
-    assert (dropped.group.id, dropped.reason) == ("y", DropReason.STALE)
-    assert {first.position, second.position, dropped.position} == {6}
+    assert [[g.id for g in step.groups] for step in (first, second, third)] == [["a"], ["x"], ["y"]]
+    assert {first.position, second.position, third.position} == {6}
     assert machine.due() == []
-
-
-def test_a_group_that_a_step_was_to_pass_over_stays_dropped_when_only_that_was_written():
-    """Killed between the two records; its successor makes the step and writes nothing of the group again."""
-    log = [
-        end(0, "a", 0, 1.0),
-        *(end(1, "x", 0, 1.0, admission=None), end(2, "x", 1, admission=None)),
-        *(end(3, "y", 0, 1.0, admission=None), end(4, "y", 1, admission=None)),
-        end(5, "a", 1),
-    ]
-    script = Script(drops={"y": ScriptedDrop(DropReason.STALE, position=6)})
-    machine = GroupAssembler(rules(groups=1, max_lag=1, late=Late.WAIT), START, script=script, versions={0: 0, 1: 1})
-    events = [event for record in log for event in decided(machine, record)]
-
-    assert [(e.group.id, e.recorded) for e in events if isinstance(e, Dropped)] == [("y", True)]
-    assert [[g.id for g in e.groups] for e in events if isinstance(e, Step)] == [["a"], ["x"]]
 
 
 def test_where_nothing_waits_no_step_is_due_without_a_record():

@@ -13,7 +13,7 @@ from synthetic_log import START, end, failed, random_log, rules
 
 from schemas.decisions import DropReason
 from trainer.algorithm_config import Filter
-from trainer.groups import Dropped, GroupAssembler, Script, ScriptedDrop, Step
+from trainer.groups import Dropped, GroupAssembler, Script, Step
 from trainer.rules import drawn
 
 
@@ -137,7 +137,7 @@ def test_a_run_with_short_steps_goes_on_the_same_from_anywhere(seed, data):
                 state, steps = machine.state(), event.number
     script = Script(
         steps={e.number: as_decided(e) for e in events if isinstance(e, Step) and e.number > steps},
-        drops={e.group.id: ScriptedDrop(e.reason, e.position) for e in events if isinstance(e, Dropped)},
+        drops={e.group.id: e.reason for e in events if isinstance(e, Dropped)},
     )
     successor = GroupAssembler(rules(**changes), state, script=script, versions=dict.fromkeys(range(100), 0))
     anew = [e for e in feed(successor, [r for r in log if r.offset >= state.low]) if not e.recorded]
