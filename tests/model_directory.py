@@ -10,6 +10,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 
 PAD, UNKNOWN, END = "<|pad|>", "<|unknown|>", "<|end|>"
+IM_END = "<|im_end|>"
+"""Ends a turn of the other families' models."""
 SPECIAL_TOKENS = (PAD, UNKNOWN, END, "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 TEMPLATE = (
     "{%- for message in messages -%}"
@@ -37,6 +39,22 @@ def byte_model(directory: Path, merges: tuple[tuple[str, str], ...] = (), **chan
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     return write_model(directory, tokenizer, **{"chat_template": BYTE_TEMPLATE, **changes})
+
+
+def family_model(directory: Path, template: str, **changes: Any) -> Path:
+    """Write a directory with another family's template, and a tokenizer that writes a text in one of several ways.
+
+    Its tokens are bytes and some merges that overlap, so what a policy sampled is not what the tokenizer would write.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("a", "b"), ("ab", "c"), ("b", "c")]
+    vocabulary = [IM_END, *alphabet, *("".join(pair) for pair in merges)]
+    tokenizer = Tokenizer(BPE(vocab={token: index for index, token in enumerate(vocabulary)}, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(IM_END, special=True, normalized=False)])
+    settings = {"chat_template": template, "eos_token": IM_END, "bos_token": "", "pad_token": None, **changes}
+    return write_model(directory, tokenizer, **settings)
 
 
 def write_model(directory: Path, tokenizer: Tokenizer, *, context: int = 1024, **settings: Any) -> Path:

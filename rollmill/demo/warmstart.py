@@ -16,6 +16,7 @@ import numpy as np
 from rollmill.demo.recipe import Recipe
 from stages.handlers.keydoor import WORDS
 from stages.handlers.keydoor_policies import demonstration
+from stages.run.conversation import Conversation
 from stages.run.render import Renderer
 from trainer.models import create_wordlevel_model
 from trainer.sft import Example, SftProgress, SftResult, warm_start
@@ -42,7 +43,8 @@ def examples(renderer: Renderer, recipe: Recipe, seed: int) -> Iterator[Example]
 def example(renderer: Renderer, messages: list[dict[str, Any]]) -> Example:
     """Return one conversation as tokens and mask; the mask is 1 on the assistant's text and its end of turn."""
     first = next(index for index, message in enumerate(messages) if message["role"] == "assistant")
-    tokens = [renderer.opening(messages[:first])]
+    conversation = Conversation(renderer, messages[:first])
+    tokens = [conversation.opening()]
     masks = [np.zeros(len(tokens[0]), np.uint8)]
     for index in range(first, len(messages), 2):
         answer = renderer.answer(messages[index]["content"])
@@ -50,7 +52,8 @@ def example(renderer: Renderer, messages: list[dict[str, Any]]) -> Example:
         masks.append(np.ones(len(answer), np.uint8))
         reply = messages[index + 1 : index + 2]
         if reply:
-            glue = renderer.extension(messages[:index], reply, last=int(answer[-1]))
-            tokens.append(glue)
-            masks.append(np.zeros(len(glue), np.uint8))
+            glue = conversation.followed(messages[index]["content"], reply, last=int(answer[-1]))
+            assert not glue.rewritten, "the demo's own template keeps what was said"
+            tokens.append(glue.ids)
+            masks.append(np.zeros(len(glue.ids), np.uint8))
     return Example(tokens=np.concatenate(tokens), mask=np.concatenate(masks))

@@ -5,8 +5,9 @@
     Act  -> carry the action out in the environment     -> move = machine.observed(...)
     Stop -> the episode is over                         -> machine.transcript()
 
-The machine owns the token record and keeps its invariants: a prompt always extends all tokens before it, sampled ids
-are taken as they came, and limits on the policy (turns, sampled tokens, context) stop the episode as truncated. It
+The machine owns the token record and keeps its invariants: a prompt extends all tokens before it, or, where the
+template rewrites the history (`conversation.py`), begins a new segment with all of it; sampled ids are taken as they
+came, and limits on the policy (turns, sampled tokens, context) stop the episode as truncated. It
 knows no engine, no environment, no clock and no task family beyond its `act`.
 """
 
@@ -25,6 +26,7 @@ from schemas.messages import Episode
 from schemas.outcome import Boundary, FailureKind, StopReason
 from schemas.transcript import SampledSpan, TokenIds, Transcript, Turn, pack_logprobs, pack_tokens
 from stages.handlers.base import Action, Invalid
+from stages.run.conversation import Conversation, Prompt, as_message
 from stages.run.render import Renderer
 
 
@@ -78,8 +80,7 @@ class EpisodeMachine:
         invalid_ends: bool,
     ) -> None:
         self._task = episode.task
-        self._tools = episode.tools
-        self._messages: list[dict[str, Any]] = list(episode.messages)
+        self._conversation = Conversation(renderer, episode.messages, episode.tools)
         self._renderer = renderer
         self._act = act
         self._invalid_ends = invalid_ends
@@ -87,14 +88,17 @@ class EpisodeMachine:
         self._tokens: list[TokenIds] = []
         self._logprobs: list[Any] = []
         self._mask = bytearray()
+        self._segments = [0]
         self._spans: list[SampledSpan] = []
         self._turns: list[Turn] = []
         self._turn: _OpenTurn | None = None
+        self._said = ""
+        """The last answer."""
 
     @property
     def prompt(self) -> TokenIds:
-        """All tokens so far, shape (T,), int32."""
-        return np.concatenate(self._tokens)
+        """All tokens of the segment so far, shape (T,), int32."""
+        return np.concatenate(self._tokens)[self._segments[-1] :]
 
     @property
     def turn(self) -> int:
@@ -104,8 +108,8 @@ class EpisodeMachine:
     def start(self, now_ms: int) -> Move:
         """Return the first move."""
         with boundary(Boundary.TRANSCRIPT, FailureKind.INVALID_TASK):
-            opening = self._renderer.opening(self._messages, self._tools)
-        return self._ask(opening, now_ms)
+            opening = self._conversation.opening()
+        return self._ask(Prompt(opening, rewritten=False), now_ms)
 
     def generated(self, answer: Generation, engine: ModelInfo, now_ms: int) -> Move:
         """Take an engine's answer to the last Ask; turns may be answered by several."""
@@ -114,8 +118,8 @@ class EpisodeMachine:
             raise Failure(FailureKind.ENGINE, Boundary.POLICY, "the engine withdrew the generation")
         self._record(answer, engine)
         turn.stop, turn.finish, turn.generated_ms = len(self._mask), answer.finish_reason, now_ms
-        action = self._act(self._renderer.text(answer.token_ids))
-        self._messages.append({"role": "assistant", "content": action.text})
+        self._said = self._renderer.text(answer.token_ids)
+        action = self._act(self._said)
         if isinstance(action, Action):
             return Act(action)
         self._close_turn(now_ms, valid=False, action=action.reason)
@@ -133,30 +137,33 @@ class EpisodeMachine:
     def transcript(self) -> Transcript:
         """Return the token record."""
         return Transcript(
-            tokens=pack_tokens(self.prompt),
+            tokens=pack_tokens(np.concatenate(self._tokens)),
             mask=bytes(self._mask),
             logprobs=pack_logprobs(np.concatenate(self._logprobs)),
             spans=tuple(self._spans),
             turns=tuple(self._turns),
+            segments=tuple(self._segments),
         )
 
     def _next(self, observation: str, now_ms: int) -> Move:
         if len(self._turns) >= self._task.horizon:
             return Stop(StopReason.TURNS)
-        before, reply = self._messages[:-1], {"role": "user", "content": observation}
+        reply = as_message("user", observation)
         with boundary(Boundary.TRANSCRIPT, FailureKind.INVALID_TASK):
-            extension = self._renderer.extension(before, [reply], self._tools, last=int(self._tokens[-1][-1]))
-        self._messages.append(reply)
-        return self._ask(extension, now_ms)
+            prompt = self._conversation.followed(self._said, [reply], last=int(self._tokens[-1][-1]))
+        return self._ask(prompt, now_ms)
 
-    def _ask(self, extension: TokenIds, now_ms: int) -> Move:
-        start = len(self._mask)
-        room = self._context - start - len(extension)
+    def _ask(self, prompt: Prompt, now_ms: int) -> Move:
+        start, extension = len(self._mask), prompt.ids
+        segment = start if prompt.rewritten else self._segments[-1]
+        room = self._context - (start - segment) - len(extension)
         budget = self._task.max_sampled_tokens - self._mask.count(1)
         if room < 1:
             return Stop(StopReason.CONTEXT) if self._turns else self._too_long(len(extension))
         if budget < 1:
             return Stop(StopReason.TOKENS)
+        if prompt.rewritten:
+            self._segments.append(start)
         self._append(extension, np.zeros(len(extension), np.float32), sampled=False)
         self._turn = _OpenTurn(start=start, sampled=len(self._mask), began_ms=now_ms)
         seed = sampling_seed(self._task.seed, self._task.sample, len(self._turns))
@@ -164,7 +171,7 @@ class EpisodeMachine:
 
     def _limit_reached(self) -> StopReason | None:
         """Return the limit of the episode that cut the last answer, if one did: it could not be finished."""
-        if len(self._mask) >= self._context:
+        if len(self._mask) - self._segments[-1] >= self._context:
             return StopReason.CONTEXT
         return StopReason.TOKENS if self._mask.count(1) >= self._task.max_sampled_tokens else None
 

@@ -1,11 +1,9 @@
-"""Chat messages -> token ids, so that every turn extends the token prefix of the turn before.
+"""Chat messages -> text -> token ids, by the tokenizer and the chat template of one model.
 
-What the policy sampled is never encoded again. The template renders the conversation with a marker in place of the
-policy's last answer; what follows the marker is the glue to the next prompt (end of turn, observation, generation
-prompt), and only that text is encoded. An end of turn that the policy sampled is left out of it; where the answer
-lacks the template's one (cut by length, ended by another stop id) the glue brings it, unsampled. A template that
-rewrites what came before the marker would need a new segment; such a template is refused when it drops the marker.
-Needs `tokenizers` and jinja2, no torch. It does not know engines, environments or the token record.
+Which part of a conversation is rendered and encoded when is `conversation.py`: what the policy sampled never is. An end
+of turn that the policy sampled is left out of the text behind it; where the answer lacks the template's one (cut by
+length, ended by another stop id) that text brings it, unsampled. Needs `tokenizers` and jinja2, no torch. It does not
+know engines, environments or the token record.
 
 Source of the chat-template convention: the `chat_template` of Hugging Face's tokenizer_config.json.
 """
@@ -27,9 +25,6 @@ from infra.inference.model_digest import chat_template, tokenizer_digest
 from schemas.transcript import TokenIds
 
 Messages = Sequence[dict[str, Any]]
-
-_MARKER = "\u2063answer\u2063"
-"""Stands for the policy's answer while the template renders; holds invisible separators no observation carries."""
 
 
 class Renderer:
@@ -60,34 +55,31 @@ class Renderer:
         self.context = int(_load_json(directory / "config.json").get("max_position_embeddings", 2048))
         self.digest = tokenizer_digest(directory)
 
-    def opening(self, messages: Messages, tools: Messages = ()) -> TokenIds:
-        """Return the ids of the first prompt, shape (T,), int32."""
-        return self._encode(self._render(messages, tools))
+    def render(self, messages: Messages, tools: Messages = ()) -> str:
+        """Return the text of a prompt. Raises ConfigError if the template fails."""
+        try:
+            return self._template.render(
+                messages=list(messages), tools=list(tools) or None, add_generation_prompt=True, **self._names
+            )
+        except jinja2.TemplateError as error:
+            raise ConfigError(f"the chat template in {self._directory} failed: {error}") from error
 
-    def extension(self, before: Messages, after: Messages, tools: Messages = (), *, last: int) -> TokenIds:
-        """Return the ids between the policy's last answer and its next one, shape (T,), int32.
+    def encode(self, text: str) -> TokenIds:
+        """Return the ids of a text as it stands, shape (T,), int32."""
+        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+
+    def glue(self, text: str, last: int) -> TokenIds:
+        """Return the ids of the text behind an answer, shape (T,), int32.
 
         Args:
-            before: the conversation up to the answer.
-            after: what follows the answer.
-            tools: the tool schemas given at the opening.
-            last: the id that the policy's answer ends with.
+            text: as the template renders it.
+            last: the id that the answer ends with; the end of turn is left out if that is one.
         """
-        answer = {"role": "assistant", "content": _MARKER}
-        text = self._render([*before, answer, *after], tools)
-        head, marker, glue = text.rpartition(_MARKER)
-        if not marker or _MARKER in head:
-            raise ConfigError(
-                f"the chat template in {self._directory} rewrites the assistant's text: its answers cannot be "
-                f"followed token by token"
-            )
-        if last in self.stop_ids:
-            glue = self._without(last, glue)
-        return self._encode(glue)
+        return self.encode(self._without(last, text) if last in self.stop_ids else text)
 
     def answer(self, text: str) -> TokenIds:
         """Return the ids of an answer that somebody else wrote, its end of turn included: for demonstrations."""
-        return self._encode(text + self._end)
+        return self.encode(text + self._end)
 
     def text(self, ids: TokenIds) -> str:
         """Return the text of an answer, without its end of turn.
@@ -109,17 +101,6 @@ class Renderer:
         """Return the glue without the end of turn that is there already, and the white space that led to it."""
         text, rest = self._tokenizer.decode([end], skip_special_tokens=False), glue.lstrip()
         return rest.removeprefix(text) if text and rest.startswith(text) else glue
-
-    def _render(self, messages: Messages, tools: Messages) -> str:
-        try:
-            return self._template.render(
-                messages=list(messages), tools=list(tools) or None, add_generation_prompt=True, **self._names
-            )
-        except jinja2.TemplateError as error:
-            raise ConfigError(f"the chat template in {self._directory} failed: {error}") from error
-
-    def _encode(self, text: str) -> TokenIds:
-        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
     def _find_stop_ids(self) -> tuple[int, ...]:
         path = self._directory / "generation_config.json"

@@ -44,7 +44,7 @@ async def test_the_scripted_policy_says_the_same_over_http_and_takes_versions(tm
     """Its answers are those of the twin in this process, before and after new weights, by our own client."""
     model = word_model(tmp_path / "model", WORDS)
     renderer, twin = Renderer(model), wanderer(model)
-    prompt = renderer.opening([{"role": "user", "content": "find key north"}])
+    prompt = renderer.encode(renderer.render([{"role": "user", "content": "find key north"}]))
 
     async def answer(policy, seed):
         given = {"seed": seed, "request_id": "a", "stop_token_ids": renderer.stop_ids}

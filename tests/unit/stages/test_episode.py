@@ -19,8 +19,9 @@ from schemas.transcript import Sampling
 from stages.handlers.base import Action, Invalid
 from stages.run.episode import Act, Ask, EpisodeMachine, Stop
 from stages.run.render import Renderer
+from tests.chat_templates import QWEN_3
 from tests.logs import make_task
-from tests.model_directory import SPECIAL_TOKENS, word_model
+from tests.model_directory import SPECIAL_TOKENS, family_model, word_model
 
 WORDS = ("go", "north", "south", "key", "at", "take", "nonsense")
 END_ID = SPECIAL_TOKENS.index("<|end|>")
@@ -39,6 +40,10 @@ OPENING = ({"role": "user", "content": "key at"},)
 @pytest.fixture(scope="module")
 def renderer(tmp_path_factory):
     return Renderer(word_model(tmp_path_factory.mktemp("words"), WORDS))
+
+
+def opening_of(renderer, messages):
+    return renderer.encode(renderer.render(messages))
 
 
 def act(text):
@@ -83,12 +88,64 @@ def test_an_episode_ends_when_the_environment_says_so(renderer):
     record = checked(episode)
     assert longer[: len(prompt) + 3].tolist() == [*prompt.tolist(), GO, NORTH, END_ID]
     assert (
-        longer.tolist() == renderer.opening([*OPENING, {"role": "assistant", "content": "go north"}, *OPENING]).tolist()
+        longer.tolist()
+        == opening_of(renderer, [*OPENING, {"role": "assistant", "content": "go north"}, *OPENING]).tolist()
     )
     assert [("go", True, 10, 11, 12), ("go", True, 12, 13, 14)] == [
         (turn.action, turn.valid, turn.began_ms, turn.generated_ms, turn.ended_ms) for turn in record.turns
     ]
     assert len(record.token_ids) == len(longer) + 2
+
+
+def thinker(tmp_path, *, context=1024):
+    """Return an episode of a model whose template leaves the thoughts out of earlier turns, and how it answers."""
+    renderer = Renderer(family_model(tmp_path, QWEN_3))
+    episode = machine(renderer, context=context, act=lambda text: Action(text=text, name="go"))
+
+    def answers(text, *, done=False):
+        ids = [*renderer.encode(text).tolist(), renderer.stop_ids[0]]
+        assert isinstance(episode.generated(said(*ids), ENGINE, 1), Act)
+        return episode.observed(Action(text=text, name="go"), "key", 2, done=done)
+
+    return renderer, episode, answers
+
+
+def test_a_rewritten_history_begins_a_segment_in_which_everything_sampled_stays(tmp_path):
+    """The next prompt is all of what the template makes of the conversation; the turn before keeps its tokens."""
+    renderer, episode, answers = thinker(tmp_path)
+    episode.start(0)
+    answers("<think>\nabc\n</think>\n\ngo")
+    prompt = episode.prompt
+    answers("go", done=True)
+    record = checked(episode)
+    second = record.segments[1]
+
+    assert record.segments == (0, second)
+    assert [turn.start for turn in record.turns] == [0, second]
+    assert "abc" in renderer.display(record.token_ids[:second])
+    assert "abc" not in renderer.display(prompt)
+    assert record.token_ids[second : second + len(prompt)].tolist() == prompt.tolist()
+    assert record.sampled_count == sum(turn.stop - turn.sampled for turn in record.turns)
+
+
+def test_each_segment_has_the_context_for_itself(tmp_path):
+    """Only one prompt is in the model at a time."""
+    thoughts = "<think>\n" + "abc " * 20 + "\n</think>\n\ngo"
+    _, alone, answers = thinker(tmp_path / "alone")
+    alone.start(0)
+    answers(thoughts)
+    second = alone.prompt.size
+    answers("go", done=True)
+    first = checked(alone).segments[1]
+    context = max(first, second + 4)
+
+    _, episode, answers = thinker(tmp_path / "short", context=context)
+    episode.start(0)
+    ask = answers(thoughts)
+    answers("go", done=True)
+
+    assert ask.max_tokens == context - second
+    assert len(checked(episode).token_ids) == first + second + 3 > context
 
 
 def test_an_invalid_action_ends_the_episode_where_the_family_says_so(renderer):
@@ -146,7 +203,7 @@ def test_the_budget_of_sampled_tokens_bounds_each_answer_and_stops_the_episode(r
 
 def test_the_context_bounds_each_answer_and_stops_the_episode(renderer):
     """The shorter of the renderer's and the engine's context counts, prompt and answer together."""
-    opening = len(renderer.opening(OPENING))
+    opening = len(opening_of(renderer, OPENING))
     episode = machine(renderer, context=opening + 5)
     assert episode.start(0).max_tokens == 5
     episode.generated(said(GO, END_ID), ENGINE, 1)
@@ -166,7 +223,7 @@ def test_the_context_bounds_each_answer_and_stops_the_episode(renderer):
 def test_an_answer_that_a_limit_of_the_episode_cut_is_truncated_and_not_malformed(renderer, limits, reason):
     """What could not be said to its end is not held against its form; a turn's own limit is part of the form."""
     if "context" in limits:
-        limits = {"context": len(renderer.opening(OPENING)) + limits["context"]}
+        limits = {"context": len(opening_of(renderer, OPENING)) + limits["context"]}
     episode = machine(renderer, **limits)
     episode.start(0)
 

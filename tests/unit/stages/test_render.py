@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.errors import ConfigError
+from stages.run.conversation import Conversation
 from stages.run.render import Renderer
 from tests.model_directory import BYTE_TEMPLATE, END, SPECIAL_TOKENS, WORD_TEMPLATE, byte_model, word_model
 
@@ -36,14 +37,24 @@ def assistant(text):
 
 
 def followed(renderer, texts):
-    """Return the conversation, and its ids as RUN collects them: opening, answer, extension, answer, ..."""
+    """Return the conversation, and its ids as RUN collects them: opening, answer, what leads to the next, ..."""
     messages = [{"role": "system", "content": texts[0]}, user(texts[1])]
-    ids = [renderer.opening(messages)]
+    conversation = Conversation(renderer, messages)
+    ids = [conversation.opening()]
     for said, seen in zip(texts[2::2], texts[3::2], strict=False):
         answer = renderer.answer(said)
-        ids += [answer, renderer.extension(messages, [user(seen)], last=int(answer[-1]))]
+        behind = conversation.followed(said, [user(seen)], last=int(answer[-1]))
+        assert not behind.rewritten
+        ids += [answer, behind.ids]
         messages += [assistant(said), user(seen)]
     return messages, np.concatenate(ids)
+
+
+def behind(renderer, last, *, opening="x", answer="a", then="y"):
+    """Return the ids that lead from an answer, which ends with an id, to the next prompt."""
+    conversation = Conversation(renderer, [user(opening)])
+    conversation.opening()
+    return conversation.followed(answer, [user(then)], last=last).ids
 
 
 @given(texts=st.lists(TEXTS.map(str.strip), min_size=2, max_size=8))
@@ -51,7 +62,7 @@ def test_followed_turns_are_the_whole_conversation(renderer, texts):
     """Opening, answers and extensions together are what the template makes of everything said."""
     messages, ids = followed(renderer, texts)
 
-    assert renderer.opening(messages).tolist() == ids.tolist()
+    assert renderer.encode(renderer.render(messages)).tolist() == ids.tolist()
 
 
 @pytest.mark.integration
@@ -67,17 +78,16 @@ def test_followed_turns_are_the_whole_conversation_for_the_models_of_the_trainer
         messages, ids = followed(renderer, ["key at", "find key", "go north", "key at", "take <|end|>", "é 🗝"])
         mine = Renderer(twin(tmp_path / f"my {name}", *([WORDS] if name == "word" else [])))
 
-        assert renderer.opening(messages).tolist() == ids.tolist()
-        assert mine.opening(messages).tolist() == ids.tolist()
+        assert renderer.encode(renderer.render(messages)).tolist() == ids.tolist()
+        assert mine.encode(mine.render(messages)).tolist() == ids.tolist()
 
 
 def test_an_answer_that_was_cut_gets_its_end_of_turn_with_the_next_prompt(renderer):
     """The model sees well-formed turns even where the policy could not finish one."""
-    messages = [user("find key")]
     whole = renderer.answer("go north")
     end, cut = int(whole[-1]), whole[:-1]
-    finished = renderer.extension(messages, [user("key at")], last=end)
-    unfinished = renderer.extension(messages, [user("key at")], last=int(cut[-1]))
+    finished = behind(renderer, end, answer="go north")
+    unfinished = behind(renderer, int(cut[-1]), answer="go north")
 
     assert [end, *finished.tolist()] == unfinished.tolist()
 
@@ -94,7 +104,7 @@ def test_an_answer_that_encodes_otherwise_is_not_encoded_again(tmp_path):
     """A policy may sample `a` `b` where the tokenizer would write `ab`; the next prompt does not touch it."""
     renderer = Renderer(byte_model(tmp_path, merges=(("a", "b"),)))
     a, b, both = (int(renderer.answer(text)[0]) for text in ("a", "b", "ab"))
-    extension = renderer.extension([user("x")], [user("ab")], last=renderer.stop_ids[0])
+    extension = behind(renderer, renderer.stop_ids[0], answer="ab", then="ab")
 
     assert renderer.text(np.array([a, b], np.int32)) == renderer.text(np.array([both], np.int32)) == "ab"
     assert both in extension.tolist()
@@ -109,14 +119,14 @@ def test_an_end_of_turn_that_is_not_the_eos_token_is_not_doubled(tmp_path):
     end, pad = SPECIAL_TOKENS.index(END), SPECIAL_TOKENS.index("<|pad|>")
 
     assert renderer.stop_ids == (0, 2)
-    assert end not in renderer.extension([user("x")], [user("y")], last=end).tolist()[:1]
-    assert renderer.extension([user("x")], [user("y")], last=pad).tolist()[0] == end
+    assert end not in behind(renderer, end).tolist()[:1]
+    assert behind(renderer, pad).tolist()[0] == end
 
 
 def test_white_space_before_the_end_of_turn_goes_with_it(tmp_path):
     """A template may write a space before the end of turn (Llama 2); the policy that sampled the end did not."""
     renderer = Renderer(byte_model(tmp_path, chat_template=WORD_TEMPLATE))
-    extension = renderer.extension([user("x")], [user("y")], last=renderer.stop_ids[0])
+    extension = behind(renderer, renderer.stop_ids[0])
 
     assert renderer.display(extension).startswith(" <|user|> y")
 
@@ -136,18 +146,16 @@ def test_tools_are_rendered_as_the_convention_writes_json(tmp_path):
     renderer = Renderer(byte_model(tmp_path, chat_template=template))
     tools = [{"name": "größe <b>"}]
 
-    assert renderer.display(renderer.opening([user("x")], tools)).startswith(
-        json.dumps(tools, indent=4, ensure_ascii=False)
-    )
+    assert renderer.render([user("x")], tools).startswith(json.dumps(tools, indent=4, ensure_ascii=False))
 
 
 def test_the_default_of_several_templates_is_used(tmp_path):
     """tokenizer_config.json may hold templates by name."""
     named = [{"name": "rag", "template": "no"}, {"name": "default", "template": BYTE_TEMPLATE}]
 
-    opening = Renderer(byte_model(tmp_path, chat_template=named)).opening([user("x")])
+    prompt = Renderer(byte_model(tmp_path, chat_template=named)).render([user("x")])
 
-    assert Renderer(byte_model(tmp_path / "plain")).opening([user("x")]).tolist() == opening.tolist()
+    assert Renderer(byte_model(tmp_path / "plain")).render([user("x")]) == prompt
 
 
 def test_two_directories_have_one_digest_when_they_render_alike(tmp_path):
@@ -194,19 +202,10 @@ def test_a_directory_that_cannot_be_rendered_from_says_what_is_missing(tmp_path,
     assert str(tmp_path) in str(caught.value)
 
 
-def test_a_template_that_drops_the_answer_is_refused(tmp_path):
-    """What cannot be followed token by token is an error, not a guess."""
-    silent = "{% for message in messages %}{% if message.role == 'user' %}{{ message.content }}{% endif %}{% endfor %}"
-    renderer = Renderer(byte_model(tmp_path, chat_template=silent))
-
-    with pytest.raises(ConfigError, match="cannot be followed token by token"):
-        renderer.extension([user("x")], [user("y")], last=0)
-
-
 def test_a_template_that_refuses_the_conversation_says_why(tmp_path):
     """`raise_exception` is part of the convention."""
     template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}x"
     renderer = Renderer(byte_model(tmp_path, chat_template=template))
 
     with pytest.raises(ConfigError, match="no system role"):
-        renderer.opening([{"role": "system", "content": "be good"}])
+        renderer.render([{"role": "system", "content": "be good"}])
