@@ -1,9 +1,5 @@
 """Message <-> bytes: the `msgpack` package packs and unpacks, msgspec validates.
 
-Nearly all messages hold nothing but what has a plain form, and such bytes as we write. For those msgspec does it in one
-go, without a map in between, and with the same result: what it takes in that way is what the long way takes, and
-whatever it does not take goes the long way, which says what is wrong.
-
 Decoding never executes anything, and sizes are bounded before anything is allocated. A reader meets four kinds of bad
 bytes, all a `DecodeError` that keeps the bytes: not msgpack, no envelope, a type or major version it does not know,
 fields that do not fit. What is encoded can be decoded: free-form fields hold nil, bool, int, float, text, bytes, arrays
@@ -12,15 +8,13 @@ and maps, nested at most MAX_DEPTH deep, on both sides. Compression and headers 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 import msgpack
 import msgspec
 
 from schemas.entries import more_than
-from schemas.free_form import places, values
 from schemas.limits import VALUE_BYTES
 from schemas.message import Message
 
@@ -34,9 +28,6 @@ MAX_DEPTH = 64
 
 _SCALARS = frozenset({type(None), bool, int, float, str, bytes})
 
-
-AT_ONCE_BYTES = MAX_ITEMS
-"""Larger messages go the long way: those of so many bytes cannot hold more than MAX_ITEMS values."""
 
 REASON_CHARS = 500
 """Longest reason of a DecodeError: it names what was found, which anybody may have written, and goes into logs."""
@@ -62,11 +53,6 @@ def encode(message: Message) -> bytes:
     Raises:
         TypeError: a free-form field holds a value without a form on the wire.
     """
-    quick = _encoded_at_once(message)
-    return _encoded_by_fields(message) if quick is None else quick
-
-
-def _encoded_by_fields(message: Message) -> bytes:
     try:
         fields = {"v": type(message).V, **msgspec.to_builtins(message, builtin_types=(bytes,))}
         check_plain(fields)
@@ -85,17 +71,6 @@ def decode(data: bytes, *types: type[M]) -> M:
     Raises:
         DecodeError: the bytes are not such a message.
     """
-    message = _decoded_at_once(data, types)
-    if message is None:
-        message = _decoded_by_fields(data, types)
-    try:
-        message.check()
-        return message.as_read()
-    except ValueError as error:
-        raise DecodeError(f"{message.wire_type()}: {error}", data) from error
-
-
-def _decoded_by_fields(data: bytes, types: tuple[type[M], ...]) -> M:
     fields = _unpack(data)
     wanted = {kind.wire_type(): kind for kind in types}
     kind = wanted.get(fields["type"])
@@ -105,60 +80,10 @@ def _decoded_by_fields(data: bytes, types: tuple[type[M], ...]) -> M:
         raise DecodeError(f"{fields['type']} has major version {fields['v']!r}; this reader knows {kind.V}", data)
     try:
         message = msgspec.convert(fields, kind)
-        _check_free_form(message)
+        message.check()
+        return message.as_read()
     except ValueError as error:  # msgspec's ValidationError is one
         raise DecodeError(f"{fields['type']}: {error}", data) from error
-    return message
-
-
-def _check_free_form(message: Message) -> None:
-    for value, depth in values(message, places(type(message))):
-        check_plain([value], depth - 1)
-
-
-class _Envelope(msgspec.Struct):
-    v: int
-    type: str
-
-
-_ENVELOPE = msgspec.msgpack.Decoder(_Envelope)
-_ENCODER = msgspec.msgpack.Encoder()
-
-
-@functools.cache
-def _decoder(kind: type[M]) -> msgspec.msgpack.Decoder[M]:
-    return msgspec.msgpack.Decoder(kind)
-
-
-def _decoded_at_once(data: bytes, types: tuple[type[M], ...]) -> M | None:
-    if len(data) > AT_ONCE_BYTES:
-        return None
-    try:
-        envelope = _ENVELOPE.decode(data)
-        kind = next((kind for kind in types if (kind.wire_type(), kind.V) == (envelope.type, envelope.v)), None)
-        if kind is None:
-            return None
-        message: M = _decoder(kind).decode(data)
-        _check_free_form(message)
-    except (ValueError, RecursionError):
-        return None
-    return message
-
-
-@functools.cache
-def _wire_form(kind: type[Message]) -> Callable[..., msgspec.Struct]:
-    """Return what a type of message looks like on the wire: `v`, `type`, and its fields."""
-    return msgspec.defstruct(kind.__name__, [("v", int), ("type", str), *kind.__struct_fields__])
-
-
-def _encoded_at_once(message: Message) -> bytes | None:
-    kind = type(message)
-    try:
-        _check_free_form(message)
-        packed = _ENCODER.encode(_wire_form(kind)(kind.V, kind.wire_type(), *msgspec.structs.astuple(message)))
-    except (TypeError, ValueError, OverflowError, RecursionError):
-        return None
-    return packed if len(packed) <= AT_ONCE_BYTES else None
 
 
 def _unpack(data: bytes) -> dict[str, Any]:
@@ -178,18 +103,17 @@ def _unpack(data: bytes) -> dict[str, Any]:
         raise DecodeError(f"not msgpack: {error!r}", data) from error
     if not isinstance(fields, dict) or not isinstance(fields.get("type"), str) or "v" not in fields:
         raise DecodeError("no envelope: expected a map with `v` and `type`", data)
+    try:
+        check_plain(fields)
+    except ValueError as error:
+        raise DecodeError(f"{fields['type']}: {error}", data) from error
     return fields
 
 
-def check_plain(value: Any, depth: int = 0) -> None:
-    """Raise ValueError if value is nested too deep or holds a msgpack extension, which few languages read alike.
-
-    Args:
-        value: an array or a map.
-        depth: how many arrays and maps it lies in itself.
-    """
+def check_plain(value: Any) -> None:
+    """Raise ValueError if value is nested too deep or holds a msgpack extension, which few languages read alike."""
     level = [value]
-    for _ in range(MAX_DEPTH - depth):
+    for _ in range(MAX_DEPTH):
         deeper: list[Any] = []
         for item in level:
             members = _members(item)

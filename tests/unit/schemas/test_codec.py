@@ -40,32 +40,6 @@ def test_every_message_comes_back_as_it_was(kind, data):
     assert again == again.as_read()
 
 
-@given(message=messages())
-def test_the_short_way_to_bytes_gives_what_the_long_way_gives(message):
-    """To the byte, so whoever reads or hashes them sees one form."""
-    quick = codec._encoded_at_once(message)
-    assert quick is not None
-    assert quick == codec._encoded_by_fields(message)
-
-
-@given(message=messages(), data=st.data())
-def test_what_the_short_way_from_bytes_takes_the_long_way_takes_alike(message, data):
-    """Whatever was done to the bytes; what it does not take is judged by the long way."""
-    raw = bytearray(codec.encode(message))
-    for _ in range(data.draw(st.integers(0, 3), label="bytes changed")):
-        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
-    quick = codec._decoded_at_once(bytes(raw), (type(message),))
-    if quick is not None:
-        slow = codec._decoded_by_fields(bytes(raw), (type(message),))
-        assert codec._encoded_by_fields(quick) == codec._encoded_by_fields(slow)
-
-
-@pytest.mark.parametrize("kind", MESSAGE_TYPES, ids=lambda kind: kind.wire_type())
-def test_our_own_bytes_go_the_short_way(kind):
-    """Else nobody would notice that all go the long one."""
-    assert type(codec._decoded_at_once(encode(SAMPLES[kind.wire_type()]), (kind,))) is kind
-
-
 @given(message=messages(), extra=st.dictionaries(st.text().filter(lambda name: name.startswith("x-")), FREE_FORM))
 def test_unknown_fields_are_ignored(message, extra):
     """A newer writer may add fields: an older reader sees the message without them."""
