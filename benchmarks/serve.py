@@ -1,6 +1,7 @@
 """Sampled tokens per second of the local policy server, and of what transformers offers beside it.
 
-The demo's model, on one thread of torch on every side, float32, at temperature 1. `ours` is a process of the product's
+The demo's model, on one thread of torch on every side, float32, at temperature 1; our client, and the HTTP between,
+are a process of their own, which the rivals have not. `ours` is a process of the product's
 server, asked over HTTP by 64 episodes at once: each has TURNS turns, and every prompt holds all tokens before it. The
 first rival makes one `generate` call per request, one after the other, as a server without batching does; so it has to
 compute the same prompts and as many tokens, and is given the same episodes (fewer of them: it is a rate). The second
@@ -68,9 +69,12 @@ class Sides:
     vocabulary: int
     quick: bool
 
-    def draw(self, number: int) -> np.random.Generator:
-        """Return the source of a round's prompts; the round that warms up is -1."""
-        return np.random.default_rng([SEED, number + 1])
+    def draw(self, number: int, *, equal: bool = False) -> np.random.Generator:
+        """Return the source of a round's prompts; the round that warms up is -1.
+
+        Those of equal length share nothing with the others: no side finds in a cache what another one has to compute.
+        """
+        return np.random.default_rng([SEED, number + 1, equal])
 
     async def ours(self, number: int) -> float:
         """Return the tokens per second of all episodes at the server."""
@@ -122,7 +126,7 @@ class Sides:
         return EPISODES * BATCH_ANSWER / (time.perf_counter() - began)
 
     def _equal(self, number: int) -> list[list[int]]:
-        draw = self.draw(number)
+        draw = self.draw(number, equal=True)
         return [self._ids(draw, BATCH_PROMPT) for _ in range(EPISODES)]
 
     def _generated(self, prompts: torch.Tensor, tokens: int) -> torch.Tensor:

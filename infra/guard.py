@@ -51,8 +51,6 @@ class Guard:
         probe: Probe,
         clock: Clock,
         limits: BreakerLimits | None = None,
-        *,
-        before_closing: Callable[[], None] = lambda: None,
     ) -> None:
         """Build a closed guard.
 
@@ -62,14 +60,14 @@ class Guard:
             probe: asks whether it is there.
             clock: time.
             limits: when it opens.
-            before_closing: called in the last moment of each outage.
         """
         self.service = service
         self.address = address
         self.cause = ""
         """What the last call that failed said."""
+        self.before_closing: Callable[[], None] = _nothing
+        """Called in the last moment of each outage."""
         self._probe = probe
-        self._before_closing = before_closing
         self._clock = clock
         self._breaker = CircuitBreaker(limits)
         self._closed = asyncio.Event()
@@ -104,7 +102,7 @@ class Guard:
 
     def let_go(self) -> None:
         """Take that nobody will call the service any more: an outage of it is over with the next probe."""
-        self._probe, self._before_closing = there, lambda: None
+        self._probe = there
 
     async def closed(self) -> None:
         """Return once the service may be called."""
@@ -144,7 +142,7 @@ class Guard:
     def _probed(self, *, well: bool) -> None:
         if well:
             self._over.append(self._outage())
-            self._before_closing()
+            self.before_closing()
         self._breaker.probed(self._clock.monotonic(), well=well)
         if well:
             self._opened.clear()
@@ -172,6 +170,10 @@ class Guard:
         )
 
 
+def _nothing() -> None:
+    """Do nothing about the end of an outage that does not count."""
+
+
 async def there() -> bool:
     """Tell that a service is there, without asking."""
     return True
@@ -192,6 +194,8 @@ class _Addresses:
         self._past_s = 0.0
         self._settled_at = -math.inf
         """Up to when the past is counted, monotonic seconds."""
+        self._added_s = 0.0
+        """What the present outage has added to the past."""
 
     @property
     def away(self) -> bool:
@@ -204,11 +208,32 @@ class _Addresses:
         if not self.away:
             return self._past_s
         present_s = self._clock.monotonic() - max(self._settled_at, *(guard.since for guard in self.guards))
-        return self._past_s + min(present_s, self._longest_s)
+        return self._past_s + min(present_s, self._longest_s - self._added_s)
 
     def settle(self) -> None:
-        """Keep what the present outage has added: an address comes back, is met, or counts no longer."""
-        self._past_s, self._settled_at = self.away_s, self._clock.monotonic()
+        """Keep what the present outage has added: an address is met, or counts no longer."""
+        away_s = self.away_s
+        self._added_s += away_s - self._past_s
+        self._past_s, self._settled_at = away_s, self._clock.monotonic()
+
+    def end(self) -> None:
+        """Keep it: the outage is over, since an address that counts comes back."""
+        self.settle()
+        self._added_s = 0.0
+
+    def add(self, guard: Guard) -> None:
+        """Count an address; if it is well there is no outage any more."""
+        self.settle()
+        self.guards.append(guard)
+        guard.before_closing = self.end
+        if not guard.open:
+            self._added_s = 0.0
+
+    def remove(self, guard: Guard) -> None:
+        """Count an address no longer."""
+        self.settle()
+        self.guards.remove(guard)
+        guard.before_closing = _nothing
 
 
 class Guards:
@@ -250,10 +275,8 @@ class Guards:
         return self._guards[key]
 
     def _make(self, service: str, address: str, probe: Probe) -> Guard:
-        known = self._services.setdefault(service, _Addresses(self._clock, self.longest_s))
-        known.settle()  # an address that is met later was never away
-        guard = Guard(service, address, probe, self._clock, self._limits, before_closing=known.settle)
-        known.guards.append(guard)
+        guard = Guard(service, address, probe, self._clock, self._limits)
+        self._services.setdefault(service, _Addresses(self._clock, self.longest_s)).add(guard)
         return guard
 
     def let_go(self, guard: Guard) -> None:
@@ -269,11 +292,14 @@ class Guards:
         known = self._services[guard.service]
         if (guard in known.guards) is counts:
             return
-        known.settle()
         if counts:
-            known.guards.append(guard)
+            known.add(guard)
         else:
-            known.guards.remove(guard)
+            known.remove(guard)
+
+    def away(self, service: str) -> bool:
+        """Tell whether a service is away at all of its addresses."""
+        return service in self._services and self._services[service].away
 
     def away_s(self, service: str) -> float:
         """Return for how long a service was away at all of its addresses, seconds; it never shrinks."""

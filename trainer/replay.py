@@ -212,6 +212,7 @@ class _Replay:
                 closed=tuple(sorted(closed)),
                 resolved=resolved,
                 phases=phases if recorded.phase is None else phases.at(recorded.phase, recorded.step),
+                kept=self._judged_at(before),
                 pacing=pacing,
             )
         )
@@ -220,6 +221,19 @@ class _Replay:
             assembler.feed(shaped(record, algorithm))
         self._next = len(before)
         return assembler
+
+    def _judged_at(self, before: Sequence[Terminal]) -> tuple[tuple[str, int], ...]:
+        """Return for each complete group the steps that were decided before the record that completed it."""
+        missing: dict[str, set[int]] = {}
+        completed: dict[str, int] = {}
+        for record in before:
+            open_ = missing.setdefault(record.group, set(range(record.samples)))
+            if record.sample in open_:
+                open_.remove(record.sample)
+                if not open_:
+                    completed[record.group] = record.offset
+        positions = [step.position for step in self._history.steps.values()]
+        return tuple((group, sum(position <= at for position in positions)) for group, at in completed.items())
 
     def _pacing_after(self, recorded: StepDecided, before: Sequence[Terminal]) -> tuple[PacingState, int]:
         """Return what the recorded decisions up to a step say of admissions, and how many they resolved."""

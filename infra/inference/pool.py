@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -111,6 +112,8 @@ class _Wait:
         self.began_s = began_s
         """When it began, in seconds that count."""
         self._said = ""
+        self.tokens = 0
+        """Tokens of its prompt and answer."""
         self.refused: dict[str, PolicyError] = {}
         """Address of an engine -> how it failed this call, for which it is not asked again."""
 
@@ -168,7 +171,9 @@ class PolicyPool:
     def _let_go(self, address: str) -> None:
         self._served.pop(address, None)
         self._balancer.remove(address)
-        leaving = asyncio.create_task(self._engines.pop(address).leave())
+        engine = self._engines.pop(address)
+        engine.let_go()
+        leaving = asyncio.create_task(engine.leave())
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
 
@@ -184,10 +189,10 @@ class PolicyPool:
             Failure: no such engine came within the limit.
         """
         wait = _Wait(str(need), need, self._counted_s)
-        while not (found := await self._that_suit(wait)):
+        while not (found := [engine for engine in await self._that_suit(wait) if not engine.draining]):
             await self._wait_on(wait)
         wait.over()
-        return max((engine.info for engine in found if engine.info is not None), key=lambda info: info.max_model_len)
+        return max((engine.info for engine in found if engine.info is not None), key=_room)
 
     async def generate(self, prompt: TokenIds, request: Request, need: Need) -> Sampled:
         """Sample a continuation.
@@ -198,10 +203,10 @@ class PolicyPool:
         """
         wait = _Wait(f"generation {request.request_id}", need, self._counted_s)
         ask = Ask(episode=request.episode, group=request.group, prompt=len(prompt), max_tokens=request.max_tokens)
+        wait.tokens = len(prompt) + request.max_tokens
         while True:
-            suitable = await self._that_suit(wait)
-            roomy = [engine for engine in suitable if engine.has_room_for(len(prompt) + request.max_tokens)]
-            free = {engine.address for engine in roomy or suitable if not engine.rests_s} - wait.refused.keys()
+            fit = self._with_room(wait, await self._that_suit(wait))
+            free = {engine.address for engine in fit if not engine.rests_s} - wait.refused.keys()
             choice = self._balancer.choose(ask, self._clock.monotonic(), free.__contains__)
             if choice is None:
                 await self._wait_on(wait)
@@ -231,7 +236,7 @@ class PolicyPool:
             return None
         except PolicyError as error:
             wait.refused[engine.address] = error
-            others = (one for one in self._engines.values() if one.suits(wait.need) and not one.draining)
+            others = self._with_room(wait, [one for one in self._suitable(wait.need) if not one.draining])
             if isinstance(error, ContextOverflow | PolicyTooSlow) or not any(
                 one.address not in wait.refused for one in others
             ):
@@ -243,6 +248,13 @@ class PolicyPool:
                 self._balancer.failed(choice)
         self._check_weights(engine, answer, wait)
         return Sampled(answer, served, engine.address)
+
+    def _with_room(self, wait: _Wait, suitable: Sequence[PooledEngine]) -> Sequence[PooledEngine]:
+        """Return those whose context a generation fits into; all, if it fits nowhere: one of them says so."""
+        roomy = [engine for engine in suitable if engine.has_room_for(wait.tokens)]
+        # One that cannot be asked now may be the one that has the room.
+        unknown = any(e.info is None and not (e.useless or e.draining) for e in self._engines.values())
+        return roomy if roomy or unknown else suitable
 
     def _sends_to(self, engine: PooledEngine) -> ModelInfo:
         """Return what an engine serves; if that changed since something was sent there, its caches are cold."""
@@ -305,7 +317,7 @@ class PolicyPool:
         if engines and all(engine.useless for engine in engines):
             raise _failure(self._state())
         able = [engine for engine in engines if not (engine.useless or engine.serves_another(wait.need))]
-        if able and all(engine.away for engine in able):
+        if able and all(engine.away for engine in able) and self._guards.away(POLICY):
             wait.say("the engine, which is away")
             await self._clock.sleep(AGAIN_S)
             return
@@ -321,6 +333,8 @@ class PolicyPool:
     def _lacking(self, need: Need, engines: Sequence[PooledEngine]) -> str:
         if any(engine.full for engine in engines):
             return "the engine, which is full"
+        if engines and all(engine.away for engine in engines):
+            return "the engine, which is away"
         if any(engine.asked or (engine.info is not None and not engine.suits(need)) for engine in engines):
             return str(need)
         return "the engine, which is away" if engines else "an engine that is not drained"
@@ -330,6 +344,10 @@ class PolicyPool:
         told = [f"{engine.address}: {engine.state()}" for engine in self._engines.values()]
         more = f"; and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
         return ("; ".join(told[:SHOWN]) or "there is no engine") + more
+
+
+def _room(info: ModelInfo) -> float:
+    return info.max_model_len or math.inf
 
 
 def _failure(cause: str, kind: FailureKind = FailureKind.ENGINE) -> Failure:

@@ -48,7 +48,7 @@ LOOK_S = 10.0
 async def answers(client: PolicyClient) -> bool:
     """Tell whether there is an engine at all, whatever it answers: the probe of its guard."""
     try:
-        await client.info()
+        await _info(client)
     except PolicyUnreachable:
         return False
     except PolicyError as error:
@@ -167,10 +167,12 @@ class PooledEngine:
             self._was_away |= self.away
             self._rest(error)
             raise
-        except (ContextOverflow, PolicyTooSlow):
-            raise  # that was about the generation
+        except PolicyTooSlow:
+            raise  # that was about the generation, and nobody answered
         except PolicyError as error:
-            self._rest(error)
+            self._guard.succeeded()  # it is there, whatever it says
+            if not isinstance(error, ContextOverflow):
+                self._rest(error)
             raise
         else:
             self._guard.succeeded()
@@ -222,11 +224,14 @@ class PooledEngine:
         """Take that it serves something else than it said."""
         self.info, self._asked_at = None, -math.inf
 
-    async def leave(self) -> None:
-        """Give up its connections once what runs there has ended."""
+    def let_go(self) -> None:
+        """Take that it is in the pool no longer; should it come again, it has another guard."""
         self._guards.let_go(self._guard)
         if self._asking is not None:
             self._asking.cancel()
+
+    async def leave(self) -> None:
+        """Give up its connections once what runs there has ended."""
         await self._idle.wait()
         await self._client.close()
 

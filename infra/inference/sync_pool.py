@@ -83,13 +83,13 @@ class PoolSync:
     async def _match(self, wanted: set[str]) -> None:
         """Follow these engines and no others."""
         await self._end([url for url in self._following if url not in wanted])
-        self._left = {
-            url: error for url, error in self._left.items() if url in wanted and not is_over(self._control, error.run)
-        }
         for url, task in list(self._following.items()):
             if task.done():
                 del self._following[url]
                 self._note_end(url, task)
+        self._left = {
+            url: error for url, error in self._left.items() if url in wanted and not is_over(self._control, error.run)
+        }
         if not wanted and self._wanted_before != wanted:
             log.warning("no engine is registered for run %s, and none for any run", self._run)
         for url in sorted(wanted - self._following.keys() - self._left.keys()):

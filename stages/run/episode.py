@@ -84,7 +84,7 @@ class EpisodeMachine:
         self._renderer = renderer
         self._act = act
         self._invalid_ends = invalid_ends
-        self._context = min(renderer.context, engine.max_model_len)
+        self._context = min(renderer.context, engine.max_model_len or renderer.context)
         self._tokens: list[TokenIds] = []
         self._logprobs: list[Any] = []
         self._mask = bytearray()
@@ -171,6 +171,8 @@ class EpisodeMachine:
 
     def _limit_reached(self) -> StopReason | None:
         """Return the limit of the episode that cut the last answer, if one did: it could not be finished."""
+        if self._turns[-1].finish != "length":
+            return None
         if len(self._mask) - self._segments[-1] >= self._context:
             return StopReason.CONTEXT
         return StopReason.TOKENS if self._mask.count(1) >= self._task.max_sampled_tokens else None

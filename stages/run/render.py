@@ -12,10 +12,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
 import jinja2.sandbox
 import numpy as np
 from tokenizers import Tokenizer
@@ -25,6 +29,29 @@ from infra.inference.model_digest import chat_template, tokenizer_digest
 from schemas.transcript import TokenIds
 
 Messages = Sequence[dict[str, Any]]
+
+
+NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+"""Special tokens that a template may name."""
+
+CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+"""What the longest sequence is called, by different families."""
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks what an assistant said, for those who train on text; rendered it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 wants it
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        """Return what lies inside."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _today(form: str) -> str:
+    """Return the present time in a form: some templates tell the model the date."""
+    return datetime.now(UTC).strftime(form)
 
 
 class Renderer:
@@ -50,9 +77,9 @@ class Renderer:
         settings = _load_json(directory / "tokenizer_config.json")
         self._template = _compile(_default_template(directory, settings), directory)
         self._end = _token_text(settings.get("eos_token"))
-        self._names = {name: _token_text(settings.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
+        self._names = {name: _token_text(settings.get(name)) for name in NAMED_TOKENS}
         self.stop_ids = self._find_stop_ids()
-        self.context = int(_load_json(directory / "config.json").get("max_position_embeddings", 2048))
+        self.context = _context(directory)
         self.digest = tokenizer_digest(directory)
 
     def render(self, messages: Messages, tools: Messages = ()) -> str:
@@ -134,6 +161,17 @@ def _load_json(path: Path) -> dict[str, Any]:
     return loaded
 
 
+def _context(directory: Path) -> int:
+    """Return the longest sequence of a model; models of several kinds of input say it of their text."""
+    path = directory / "config.json"
+    config = _load_json(path)
+    for part in (config, config.get("text_config") or {}):
+        for name in CONTEXT_NAMES:
+            if isinstance(part.get(name), int):
+                return int(part[name])
+    raise ConfigError(f"{path} does not say how long a sequence may be: set `max_position_embeddings` in it")
+
+
 def _default_template(directory: Path, settings: dict[str, Any]) -> str:
     """Return the template for chats; tokenizer_config.json may hold several by name."""
     named = settings.get("chat_template")
@@ -146,9 +184,10 @@ def _compile(text: str, directory: Path) -> jinja2.Template:
     if not text:
         raise ConfigError(f"{directory} has no chat template: neither chat_template.jinja nor tokenizer_config.json")
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
     environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = _today
     environment.filters["tojson"] = _to_json
     try:
         return environment.from_string(text)

@@ -448,6 +448,36 @@ async def test_one_engine_under_another_name_is_the_same_engine(clock):
     assert (engine.asked, engine.closed) == (1, False)
 
 
+async def test_episodes_are_sized_by_engines_that_will_sample_them(clock):
+    """One that is drained has room for nobody."""
+    pool = pool_of(clock, a=Engine(max_model_len=100), b=Engine(max_model_len=10))
+    pool.have([*backends_of("a", draining=True), *backends_of("b")])
+
+    assert (await pool.info(ANY)).max_model_len == 10
+
+
+async def test_a_prompt_that_fits_one_engine_only_waits_for_that_one(clock):
+    """It lost a connection: the small one would refuse the prompt, and the attempt would be over."""
+    big, small = Engine(max_model_len=100), Engine(max_model_len=10)
+    pool = pool_of(clock, a=big, b=small)
+    await pool.info(ANY)
+    big.fail_next(PolicyUnreachable("reset"))
+    answer = await after(clock, 5, pool.generate(np.arange(1, 51, dtype=np.int32), request(), ANY))
+
+    assert (answer.address, len(big.calls), len(small.calls)) == ("http://a", 2, 0)
+
+
+async def test_a_failure_is_tried_elsewhere_only_where_there_is_room(clock):
+    """Else it would wait for an engine that cannot take it, and blame that."""
+    big = Engine(max_model_len=100)
+    big.fail_next(*[BadReply("spans with gaps")] * 9)
+    pool = pool_of(clock, a=big, b=Engine(max_model_len=10))
+    with pytest.raises(Failure, match="BadReply: spans with gaps"):
+        await pool.generate(np.arange(1, 51, dtype=np.int32), request(), ANY)
+
+    assert clock.monotonic() == 0
+
+
 class TestWhatIsWaitedFor:
     """It is said on behalf of the episode, so that whoever looks sees it."""
 

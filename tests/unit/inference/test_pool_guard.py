@@ -252,3 +252,54 @@ async def test_an_engine_that_comes_back_is_given_work_slowly(pair):
     answers = [await asyncio.wait_for(await pair.seen(0.5, f"r/y{n}/0/0"), 5) for n in range(4)]
 
     assert shares(answers) == {"b": 4}
+
+
+async def test_an_engine_that_is_removed_and_added_at_once_is_looked_after(pair):
+    """As a worker meets it that reads both records at its start."""
+    pair.pool.have(backends_of("b"))
+    pair.pool.have(backends_of("a"))
+    pair.breaks("a")
+    waiting = await pair.seen(10)
+    ready = pair.guards.ready()
+    pair.engines["a"].error = None
+    await pair.lets(10)
+
+    assert not ready
+    assert (await asyncio.wait_for(waiting, 5)).address == "http://a"
+
+
+async def test_an_engine_that_is_full_again_and_again_is_not_away(pair):
+    """It answers between the connections that broke."""
+    pair.pool.have(backends_of("a"))
+    for error in [PolicyOverloaded("503"), PolicyUnreachable("reset")] * 6:
+        pair.engines["a"].error = error
+        (await pair.seen(1)).cancel()
+
+    assert pair.guards.ready()
+
+
+async def test_the_wait_for_a_runs_only_engine_has_a_limit_while_others_are_there(pair):
+    """The worker goes on, and its place is for what they serve."""
+    pair.engines["b"]._weights = Weights(0, "theirs")
+    pair.engines["a"]._weights = Weights(0, "mine")
+    await asyncio.wait_for(pair.pool.info(Need(0, "mine")), 5)
+    await asyncio.wait_for(pair.pool.info(Need(0, "theirs")), 5)
+    pair.breaks("a")
+    waiting = asyncio.create_task(pair.pool.generate(np.array([1], np.int32), request(), Need(0, "mine")))
+    await pair.lets(2 * WAIT_S)
+
+    assert isinstance(waiting.exception(), Failure)
+
+
+async def test_what_an_outage_adds_has_one_limit_however_often_the_pool_changes(pair):
+    """Drained, added and removed, away all the time."""
+    pair.breaks("a", "b")
+    waiting = await pair.seen(100)
+    for _ in range(4):
+        await pair.lets(LONGEST_S / 2)
+        pair.pool.have([*backends_of("a", draining=True), *backends_of("b")])
+        await pair.lets(LONGEST_S / 2)
+        pair.pool.have(backends_of("a", "b"))
+    waiting.cancel()
+
+    assert pair.guards.still_s() == pytest.approx(LONGEST_S, abs=1)

@@ -158,6 +158,19 @@ def test_an_invalid_action_ends_the_episode_where_the_family_says_so(renderer):
     assert not StopReason.INVALID_ACTION.truncated
 
 
+def test_an_answer_that_ends_by_itself_at_the_budget_was_not_cut(renderer):
+    """It is invalid, and no limit is to blame."""
+    episode = machine(renderer, max_sampled_tokens=2)
+    episode.start(0)
+
+    assert Stop(StopReason.INVALID_ACTION) == episode.generated(said(NONSENSE, END_ID), ENGINE, 1)
+
+
+def test_an_engine_that_does_not_say_how_long_a_sequence_may_be_sets_no_limit(renderer):
+    """The model's own is there."""
+    assert isinstance(machine(renderer, context=0).start(0), Ask)
+
+
 def test_an_invalid_action_goes_on_with_its_reason_where_the_family_says_so(renderer):
     """The reason is the next observation."""
     episode = machine(renderer, invalid_ends=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -175,9 +176,26 @@ def broken(tmp_path, name, text=None):
     return tmp_path
 
 
+def test_what_templates_use_beside_jinja_is_there(tmp_path):
+    """Marks for those who train on text, the date, and any special token by its name."""
+    template = "{{ unk_token }}{% generation %}{{ strftime_now('%Y') }}{% endgeneration %}" + BYTE_TEMPLATE
+    said = Renderer(byte_model(tmp_path, chat_template=template)).render([user("x")])
+
+    assert re.match(r"<\|unknown\|>20\d\d<\|user\|>x", said)
+
+
+def test_the_context_of_a_model_of_several_kinds_of_input_is_that_of_its_text(tmp_path):
+    """Its settings lie one level down; other families call it by another name."""
+    byte_model(tmp_path)
+    for config in ({"text_config": {"max_position_embeddings": 131_072}}, {"n_positions": 131_072}):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert Renderer(tmp_path).context == 131_072
+
+
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
+        ("config.json", "{}", "does not say how long a sequence may be"),
         ("tokenizer.json", None, "has no tokenizer.json: point `model` at"),
         ("tokenizer.json", "{}", "holds no tokenizer that"),
         ("tokenizer_config.json", None, "tokenizer_config.json is missing: point `model` at"),
