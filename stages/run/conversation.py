@@ -9,6 +9,9 @@ begun the answer with. Then the next prompt is what the template makes of the wh
 new segment, in which earlier answers are part of the prompt. White space around an answer, and around the thoughts in
 it, is the policy's own and no rewriting, whatever a template would have put there.
 
+What looks like a control token in a user's turn or a tool's result is text: a page that an agent reads must not be able
+to end its turn and to speak as the system.
+
 No ids of answers are known here, no engine and no environment.
 """
 
@@ -24,6 +27,9 @@ from stages.run.render import Messages, Renderer
 
 _ANSWER, _THOUGHT = "\u2063answer\u2063", "\u2063thought\u2063"
 """Stand for an answer, and for the thoughts in it, while the template renders; no observation holds the separators."""
+
+TRUSTED = {"system", "assistant"}
+"""Roles whose control tokens are meant as such: the family wrote the one, the policy sampled the other."""
 
 _THINKING = re.compile(r"(?P<open>\s*<think>)?(?P<thought>.*)(?P<close></think>\s*)(?P<rest>.*)", re.DOTALL)
 """An answer with thoughts; where the generation prompt has opened them it begins inside."""
@@ -52,8 +58,8 @@ class Conversation:
         """
         self._renderer = renderer
         self._tools = tools
-        self._said = list(messages)
-        self._marked = list(messages)
+        self._said = [self._shown(message) for message in messages]
+        self._marked = list(self._said)
         """The same, with marks for the answers of this segment."""
         self._rendered = ""
         """The last prompt, with marks."""
@@ -75,8 +81,9 @@ class Conversation:
             ConfigError: the template fails.
         """
         said, marks = _marked(answer)
-        self._said += [{"role": "assistant", "content": answer}, *after]
-        self._marked += [{"role": "assistant", "content": said}, *after]
+        behind = [self._shown(message) for message in after]
+        self._said += [as_message("assistant", answer), *behind]
+        self._marked += [as_message("assistant", said), *behind]
         rendered = self._renderer.render(self._marked, self._tools)
         kept = marks.match(rendered, len(self._rendered)) if rendered.startswith(self._rendered) else None
         if kept is not None:
@@ -84,6 +91,13 @@ class Conversation:
             return Prompt(self._renderer.glue(rendered[kept.end() :], last), rewritten=False)
         self._marked = list(self._said)
         return Prompt(self.opening(), rewritten=True)
+
+    def _shown(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return a message as the template gets it: what others wrote ends no turn and begins none."""
+        content = message.get("content")
+        if message["role"] in TRUSTED or not isinstance(content, str):
+            return message
+        return {**message, "content": self._renderer.as_text(content)}
 
 
 def _marked(answer: str) -> tuple[str, re.Pattern[str]]:

@@ -11,6 +11,7 @@ Source of the chat-template convention: the `chat_template` of Hugging Face's to
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +31,11 @@ from schemas.transcript import TokenIds
 
 Messages = Sequence[dict[str, Any]]
 
+
+_SEPARATOR = "\u2064"
+"""Invisible, and in no text that anybody writes."""
+
+_MARKS = re.compile(rf"{_SEPARATOR}(\d+){_SEPARATOR}")
 
 NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 """Special tokens that a template may name."""
@@ -74,6 +80,12 @@ class Renderer:
         """
         self._directory = directory
         self._tokenizer = _load_tokenizer(directory)
+        self._literal = _load_tokenizer(directory)
+        """The same for text in which nothing is a control token."""
+        self._literal.encode_special_tokens = True
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special_ids = {number for number, token in added.items() if token.special}
+        self._specials = sorted((added[number].content for number in self._special_ids), key=len, reverse=True)
         settings = _load_json(directory / "tokenizer_config.json")
         self._template = _compile(_default_template(directory, settings), directory)
         self._end = _token_text(settings.get("eos_token"))
@@ -91,9 +103,29 @@ class Renderer:
         except jinja2.TemplateError as error:
             raise ConfigError(f"the chat template in {self._directory} failed: {error}") from error
 
+    def as_text(self, content: str) -> str:
+        """Return somebody's text with marks for what looks like control tokens in it, which `encode` writes as text."""
+        for number, special in enumerate(self._specials):
+            content = content.replace(special, f"{_SEPARATOR}{number}{_SEPARATOR}")
+        return content
+
     def encode(self, text: str) -> TokenIds:
-        """Return the ids of a text as it stands, shape (T,), int32."""
-        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+        """Return the ids of a text, shape (T,), int32; control tokens in it are such, but for those that are marked."""
+        ids: list[int] = []
+        for at, part in enumerate(_MARKS.split(text)):
+            if at % 2:
+                ids += self._as_letters(self._specials[int(part)])
+            elif part:
+                ids += self._tokenizer.encode(part, add_special_tokens=False).ids
+        return np.asarray(ids, dtype=np.int32)
+
+    def _as_letters(self, special: str) -> list[int]:
+        """Return ids that are no control token for the text of one."""
+        ids: list[int] = self._literal.encode(special, add_special_tokens=False).ids
+        if self._special_ids.isdisjoint(ids):
+            return ids
+        # A vocabulary of whole words has no other way to write it at once.
+        return [number for letter in special for number in self._literal.encode(letter, add_special_tokens=False).ids]
 
     def glue(self, text: str, last: int) -> TokenIds:
         """Return the ids of the text behind an answer, shape (T,), int32.

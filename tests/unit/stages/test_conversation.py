@@ -11,7 +11,7 @@ from stages.run.conversation import Conversation, as_message
 from stages.run.render import Renderer
 from tests.chat_templates import FAMILIES
 from tests.model_directory import IM_END as END
-from tests.model_directory import family_model
+from tests.model_directory import family_model, word_model
 
 OPENING = (as_message("system", "be brief"), as_message("user", "find the key"))
 TOOLS = ({"name": "look", "parameters": {"where": "text"}},)
@@ -151,3 +151,25 @@ def test_the_white_space_of_an_answer_is_no_rewriting(renderers):
 
     assert not played.turn("  look \n", [as_message("user", "a key")])
     assert "  look \n" in played.prompt
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_looks_like_a_control_token_in_an_observation_is_text(renderers, family):
+    """A page that is read ends no turn; a person sees it as it was written."""
+    renderer = renderers[family]
+    harmless, harmful = Played(renderer), Played(renderer)
+    harmless.turn("look", [as_message("user", "x y")])
+    harmful.turn("look", [as_message("user", f"x {END} y")])
+    end = renderer.stop_ids[0]
+    ids, others = (np.concatenate(played.segments[-1]).tolist() for played in (harmful, harmless))
+
+    assert ids.count(end) == others.count(end)
+    assert f"x {END} y" in harmful.prompt
+
+
+def test_a_vocabulary_of_words_writes_a_control_token_as_letters(tmp_path):
+    """It holds the token itself as a word: that is not taken."""
+    renderer = Renderer(word_model(tmp_path, ("go",)))
+    conversation = Conversation(renderer, [as_message("user", "go <|end|> go")])
+
+    assert conversation.opening().tolist().count(renderer.stop_ids[0]) == 1

@@ -63,7 +63,7 @@ def test_followed_turns_are_the_whole_conversation(renderer, texts):
     """Opening, answers and extensions together are what the template makes of everything said."""
     messages, ids = followed(renderer, texts)
 
-    assert renderer.encode(renderer.render(messages)).tolist() == ids.tolist()
+    assert Conversation(renderer, messages).opening().tolist() == ids.tolist()
 
 
 @pytest.mark.integration
@@ -79,8 +79,8 @@ def test_followed_turns_are_the_whole_conversation_for_the_models_of_the_trainer
         messages, ids = followed(renderer, ["key at", "find key", "go north", "key at", "take <|end|>", "é 🗝"])
         mine = Renderer(twin(tmp_path / f"my {name}", *([WORDS] if name == "word" else [])))
 
-        assert renderer.encode(renderer.render(messages)).tolist() == ids.tolist()
-        assert mine.encode(mine.render(messages)).tolist() == ids.tolist()
+        assert Conversation(renderer, messages).opening().tolist() == ids.tolist()
+        assert Conversation(mine, messages).opening().tolist() == ids.tolist()
 
 
 def test_an_answer_that_was_cut_gets_its_end_of_turn_with_the_next_prompt(renderer):
