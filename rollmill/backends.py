@@ -6,7 +6,6 @@ Every change is one record of the engine's key; RUN workers and whoever brings w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -16,17 +15,11 @@ from infra.clock import Clock
 from infra.control import control_now
 from infra.errors import ConfigError
 from infra.inference.backends import in_pool
-from infra.inference.base import PolicyClient, PolicyError
-from infra.inference.pooled import flaw_of, named
+from infra.inference.base import Connect, PolicyClient, PolicyError
+from infra.inference.pooled import flaw_of, named, served_by
 from infra.wire import Publisher
 from schemas.control import CONFIGURED, Backend, control_key
 from schemas.topics import CONTROL
-
-ASK_S = 10.0
-"""Longest wait for an engine's answer, seconds."""
-
-Connect = Callable[[str], PolicyClient]
-"""Address of an engine -> its client."""
 
 
 async def listed(bus: Bus, clock: Clock, connect: Connect, *, url: str) -> list[dict[str, Any]]:
@@ -45,10 +38,7 @@ async def listed(bus: Bus, clock: Clock, connect: Connect, *, url: str) -> list[
 async def _told(backend: Backend, client: PolicyClient) -> dict[str, Any]:
     said: dict[str, Any] = {**msgspec.structs.asdict(backend), "registered": backend.name != CONFIGURED}
     try:
-        async with asyncio.timeout(ASK_S):
-            info = await client.info()
-    except TimeoutError:
-        return {**said, "state": "away", "cause": f"it did not answer within {ASK_S:g} s"}
+        info = await served_by(client)
     except PolicyError as error:
         return {**said, "state": "away", "cause": str(error)}
     finally:

@@ -27,7 +27,7 @@ Error tree::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
@@ -239,6 +239,10 @@ class PolicyClient(Protocol):
     async def close(self) -> None:
         """Give up connections; the engine goes on."""
         ...
+
+
+Connect = Callable[[str], PolicyClient]
+"""Address of an engine -> its client."""
 
 
 def token_limit(sampling: Sampling, max_tokens: int | None) -> int:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,11 +31,11 @@ from infra.errors import Failure
 from infra.guard import Guards
 from infra.inference.balance import Ask, Balancer, Choice
 from infra.inference.base import (
+    Connect,
     ContextOverflow,
     Generation,
     ModelInfo,
     Need,
-    PolicyClient,
     PolicyError,
     PolicyOverloaded,
     PolicyTooSlow,
@@ -67,9 +67,6 @@ AGAIN_S = 0.5
 
 SHOWN = 3
 """So many engines are told of in an error."""
-
-Connect = Callable[[str], PolicyClient]
-"""Address of an engine -> its client."""
 
 
 class Sampled(NamedTuple):
@@ -106,13 +103,13 @@ class Request:
 class _Wait:
     """One call's wait for an engine."""
 
-    def __init__(self, what: str, need: Need, began_s: float) -> None:
+    def __init__(self, what: str, need: Need, began_s: float, *, tokens: int = 0) -> None:
         self.what = what
         self.need = need
         self.began_s = began_s
         """When it began, in seconds that count."""
         self._said = ""
-        self.tokens = 0
+        self.tokens = tokens
         """Tokens of its prompt and answer."""
         self.refused: dict[str, PolicyError] = {}
         """Address of an engine -> how it failed this call, for which it is not asked again."""
@@ -201,9 +198,9 @@ class PolicyPool:
             Failure: there is no answer to train on within the limit, or other weights than the wanted ones had a part
                 in it.
         """
-        wait = _Wait(f"generation {request.request_id}", need, self._counted_s)
+        tokens = len(prompt) + request.max_tokens
+        wait = _Wait(f"generation {request.request_id}", need, self._counted_s, tokens=tokens)
         ask = Ask(episode=request.episode, group=request.group, prompt=len(prompt), max_tokens=request.max_tokens)
-        wait.tokens = len(prompt) + request.max_tokens
         while True:
             fit = self._with_room(wait, await self._that_suit(wait))
             free = {engine.address for engine in fit if not engine.rests_s} - wait.refused.keys()

@@ -48,7 +48,7 @@ LOOK_S = 10.0
 async def answers(client: PolicyClient) -> bool:
     """Tell whether there is an engine at all, whatever it answers: the probe of its guard."""
     try:
-        await _info(client)
+        await served_by(client)
     except PolicyUnreachable:
         return False
     except PolicyError as error:
@@ -201,7 +201,7 @@ class PooledEngine:
     async def _look(self) -> None:
         before = self._flaw
         try:
-            self.info = await self.call(_info)
+            self.info = await self.call(served_by)
             self._flaw = flaw_of(self.info, self._digest)
         except (PolicyOverloaded, PolicyUnreachable) as error:
             log.debug("%s: %s", self.address, error)
@@ -236,7 +236,8 @@ class PooledEngine:
         await self._client.close()
 
 
-async def _info(client: PolicyClient) -> ModelInfo:
+async def served_by(client: PolicyClient) -> ModelInfo:
+    """Return what an engine serves. Raises PolicyError; PolicyUnreachable, too, where it does not say so in time."""
     try:
         async with asyncio.timeout(LOOK_S):
             return await client.info()

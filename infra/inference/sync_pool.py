@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 from infra.clock import Clock
 from infra.control import ControlView
 from infra.inference.backends import in_pool
-from infra.inference.base import PolicyClient
+from infra.inference.base import Connect
 from infra.inference.sync import LOOK_EVERY_S, EngineTaken, WeightSync, is_over
 from infra.wire import Publisher
 from schemas.control import Backend
@@ -29,7 +28,7 @@ class PoolSync:
     def __init__(
         self,
         control: ControlView,
-        connect: Callable[[str], PolicyClient],
+        connect: Connect,
         clock: Clock,
         publisher: Publisher,
         *,

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,10 @@ Messages = Sequence[dict[str, Any]]
 
 
 _SEPARATOR = "\u2064"
-"""Invisible, and in no text that anybody writes."""
+"""Invisible. Who writes it around a control token has written the text of one."""
 
-_MARKS = re.compile(rf"{_SEPARATOR}(\d+){_SEPARATOR}")
+_NEVER = "(?!)"
+"""Matches nothing: for a tokenizer without control tokens."""
 
 NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 """Special tokens that a template may name."""
@@ -80,12 +82,11 @@ class Renderer:
         """
         self._directory = directory
         self._tokenizer = _load_tokenizer(directory)
-        self._literal = _load_tokenizer(directory)
-        """The same for text in which nothing is a control token."""
-        self._literal.encode_special_tokens = True
-        added = self._tokenizer.get_added_tokens_decoder()
-        self._special_ids = {number for number, token in added.items() if token.special}
-        self._specials = sorted((added[number].content for number in self._special_ids), key=len, reverse=True)
+        special = {number: t.content for number, t in self._tokenizer.get_added_tokens_decoder().items() if t.special}
+        self._special_ids = set(special)
+        longest_first = sorted(special.values(), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, longest_first)) or _NEVER)
+        self._marked = re.compile(f"{_SEPARATOR}({self._special.pattern}){_SEPARATOR}")
         settings = _load_json(directory / "tokenizer_config.json")
         self._template = _compile(_default_template(directory, settings), directory)
         self._end = _token_text(settings.get("eos_token"))
@@ -103,18 +104,23 @@ class Renderer:
         except jinja2.TemplateError as error:
             raise ConfigError(f"the chat template in {self._directory} failed: {error}") from error
 
+    @cached_property
+    def _literal(self) -> Tokenizer:
+        """A tokenizer for text in which nothing is a control token; few conversations need it."""
+        literal = _load_tokenizer(self._directory)
+        literal.encode_special_tokens = True
+        return literal
+
     def as_text(self, content: str) -> str:
-        """Return somebody's text with marks for what looks like control tokens in it, which `encode` writes as text."""
-        for number, special in enumerate(self._specials):
-            content = content.replace(special, f"{_SEPARATOR}{number}{_SEPARATOR}")
-        return content
+        """Return somebody's text with marks around what looks like control tokens, which `encode` writes as text."""
+        return self._special.sub(rf"{_SEPARATOR}\g<0>{_SEPARATOR}", content)
 
     def encode(self, text: str) -> TokenIds:
         """Return the ids of a text, shape (T,), int32; control tokens in it are such, but for those that are marked."""
         ids: list[int] = []
-        for at, part in enumerate(_MARKS.split(text)):
+        for at, part in enumerate(self._marked.split(text)):
             if at % 2:
-                ids += self._as_letters(self._specials[int(part)])
+                ids += self._as_letters(part)
             elif part:
                 ids += self._tokenizer.encode(part, add_special_tokens=False).ids
         return np.asarray(ids, dtype=np.int32)

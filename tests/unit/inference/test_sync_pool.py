@@ -58,6 +58,10 @@ class World:
         await Publisher(self.bus, self.clock, "test").publish(CONTROL, message)
         await settle()
 
+    async def register(self, *names):
+        for backend in backends_of(*names):
+            await self.write(backend)
+
     async def remove(self, backend):
         await self.bus.publish(CONTROL.name, None, key=control_key(backend).encode(), partition=0)
         await settle()
@@ -66,6 +70,14 @@ class World:
         directory = self.directory / f"v{version}"
         directory.mkdir(exist_ok=True)
         await self.write(PolicyVersion(run=run, epoch=0, version=version, directory=str(directory), digest="d"))
+
+    async def begins_with_the_engine_of_another(self):
+        """Let run s have an engine, and then register that and another one for any run."""
+        await self.announce(7, "s")
+        await self.announce(1, "r")
+        async with self.following("s"):
+            await self.after(LOAD_S + 1)
+        await self.register("a", "b")
 
     async def serve(self):
         return {name: await engine.weights() for name, engine in self.engines.items()}
@@ -103,8 +115,7 @@ async def test_the_configured_engine_is_followed_until_others_are_registered(wor
     async with world.following():
         await world.after(LOAD_S + 1)
         alone = await world.serve()
-        for backend in backends_of("a", "b"):
-            await world.write(backend)
+        await world.register("a", "b")
         await world.after(LOAD_S + 1)
         both = await world.serve()
         await world.remove(*backends_of("a"))
@@ -120,8 +131,7 @@ async def test_the_configured_engine_is_followed_until_others_are_registered(wor
 @pytest.mark.parametrize(("rolling", "at_once"), [(False, 2), (True, 1)])
 async def test_weights_are_loaded_together_or_one_engine_after_another(world, rolling, at_once):
     """As is wanted; in the end all have them."""
-    for backend in backends_of("a", "b"):
-        await world.write(backend)
+    await world.register("a", "b")
     await world.announce(1)
     most = 0
     async with world.following(rolling=rolling):
@@ -135,8 +145,7 @@ async def test_weights_are_loaded_together_or_one_engine_after_another(world, ro
 
 async def test_an_engine_that_cannot_load_holds_up_no_other(world):
     """It is tried again, and has them once it can."""
-    for backend in backends_of("a", "b"):
-        await world.write(backend)
+    await world.register("a", "b")
     world.engines["a"].away = True
     await world.announce(1)
     async with world.following(rolling=True):
@@ -163,12 +172,7 @@ async def test_runs_that_have_engines_of_their_own_train_side_by_side(world):
 
 async def test_an_engine_of_another_run_is_left_to_it_as_long_as_there_is_one_that_is_not(world):
     """Without any it ends, and says whose engine it is."""
-    await world.announce(7, "s")
-    await world.announce(1, "r")
-    async with world.following("s"):
-        await world.after(LOAD_S + 1)
-    for backend in backends_of("a", "b"):
-        await world.write(backend)
+    await world.begins_with_the_engine_of_another()
     async with world.following("r") as running:
         await world.after(LOAD_S + 1)
         beside = await world.serve()
@@ -182,12 +186,7 @@ async def test_an_engine_of_another_run_is_left_to_it_as_long_as_there_is_one_th
 
 async def test_an_engine_of_another_run_is_taken_once_that_run_is_over(world):
     """Nobody has to start anything again."""
-    await world.announce(7, "s")
-    await world.announce(1, "r")
-    async with world.following("s"):
-        await world.after(LOAD_S + 1)
-    for backend in backends_of("a", "b"):
-        await world.write(backend)
+    await world.begins_with_the_engine_of_another()
     async with world.following("r"):
         await world.after(LOAD_S + 1)
         await world.write(Cancel(target="s", cause="by request"))
@@ -198,8 +197,7 @@ async def test_an_engine_of_another_run_is_taken_once_that_run_is_over(world):
 
 async def test_an_engine_whose_turn_comes_late_is_given_what_is_wanted_then(world):
     """Not what was wanted when it began to wait."""
-    for backend in backends_of("a", "b"):
-        await world.write(backend)
+    await world.register("a", "b")
     await world.announce(1)
     async with world.following(rolling=True):
         await world.after(1)
