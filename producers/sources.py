@@ -18,7 +18,9 @@ from infra.errors import ConfigError
 from producers.generated import GeneratedSource
 from producers.jsonl import JsonlSource
 from producers.source import TaskSource
+from schemas.message import Part
 from schemas.messages import TASK_RANGES, Budgets
+from schemas.transcript import Repetition, Sampling, sampling_flaw
 
 Limit = Annotated[int, msgspec.Meta(ge=1, le=TASK_RANGES["max_sampled_tokens"][1])]
 
@@ -42,8 +44,21 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Most tokens of one turn."""
     max_sampled_tokens: Limit = 4096
     """Most sampled tokens of an episode."""
+    stop_sequences: tuple[tuple[int, ...], ...] = ()
+    """Token ids that end a turn where they were sampled one behind the other."""
+    repetition: Repetition | None = None
+    """Which answers count as loops, and end their episode; none unless given."""
     budgets: Budgets = Budgets()
     """Time inside each stage."""
+
+    def sampling(self, temperature: float) -> Sampling:
+        """Return how the policy samples at a temperature."""
+        return Sampling(
+            temperature=temperature,
+            max_tokens=self.max_tokens,
+            stop_sequences=self.stop_sequences,
+            repetition=self.repetition,
+        )
 
 
 def describe(section: dict[str, Any], where: str = "tasks") -> Described:
@@ -55,11 +70,21 @@ def describe(section: dict[str, Any], where: str = "tasks") -> Described:
     """
     try:
         found = msgspec.convert(section, Described)
+        _require_known(section, "budgets", Budgets)
+        _require_known(section, "repetition", Repetition)
         found.budgets.check()
+        if (wrong := sampling_flaw(found.sampling(1.0))) is not None:
+            raise ConfigError(f"[{where}]: {wrong.removeprefix('sampling.')}")
     except ValueError as error:  # msgspec's ValidationError is one
         text, _, place = str(error).partition(" - at `$.")
         raise ConfigError(f"[{where}]: {place.removesuffix('`')}: {text}" if place else f"[{where}]: {text}") from error
     return found
+
+
+def _require_known(section: dict[str, Any], name: str, kind: type[Part]) -> None:
+    """Raise ValueError for a misspelt field of a part; messages, which share the type, may have more."""
+    if unknown := section.get(name, {}).keys() - set(kind.__struct_fields__):
+        raise ValueError(f"{name} has unknown fields {sorted(unknown)}; it has {', '.join(kind.__struct_fields__)}")
 
 
 def make_source(described: Described, folder: Path, where: str = "tasks") -> TaskSource:

@@ -34,7 +34,6 @@ from schemas.identity import group_id
 from schemas.messages import SampleId, Task, Trajectory
 from schemas.outcome import Completed
 from schemas.scores import Purpose, Scores
-from schemas.transcript import Sampling
 from trainer.config import EvaluationConfig, RunConfig
 from trainer.curriculum import final_stamp, stamp
 from trainer.evaluation import Played, scores
@@ -45,7 +44,7 @@ log = logging.getLogger(__name__)
 LATE_S = 1_900.0
 """After a sample's time is up the reaper's word is waited for so long, seconds: it adds outages of up to 30 minutes."""
 
-INHERITED = ("max_tokens", "max_sampled_tokens", "budgets")
+INHERITED = ("max_tokens", "max_sampled_tokens", "stop_sequences", "repetition", "budgets")
 """Limits of `[tasks]` that hold for the suite too, unless it gives its own."""
 
 SECTION = "evaluation.tasks"
@@ -127,9 +126,7 @@ class PipelineEvaluator:
             budgets=self._tasks.budgets,
             horizon=stamped.horizon,
             max_sampled_tokens=self._tasks.max_sampled_tokens,
-            sampling=Sampling(
-                temperature=stamped.temperature if given is None else given, max_tokens=self._tasks.max_tokens
-            ),
+            sampling=self._tasks.sampling(stamped.temperature if given is None else given),
             start_within_s=config.start_within_s,
             extra={"evaluates": {"run": run.run, "step": step, "version": version, "for": purpose.value}},
         )

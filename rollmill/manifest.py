@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from producers.sources import describe
 from schemas.control import RunManifest
-from schemas.transcript import Sampling
 from trainer.config import RunConfig
 from trainer.curriculum import final_stamp
 
@@ -21,6 +20,6 @@ def manifest_of(run: RunConfig) -> RunManifest:
         budgets=tasks.budgets,
         horizon=final.horizon,
         max_sampled_tokens=tasks.max_sampled_tokens,
-        sampling=Sampling(temperature=final.temperature, max_tokens=tasks.max_tokens),
+        sampling=tasks.sampling(final.temperature),
         paced=True,
     )

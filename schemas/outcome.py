@@ -26,11 +26,13 @@ class StopReason(StrEnum):
     """The budget of sampled tokens was used up (truncated)."""
     CONTEXT = "context"
     """The next prompt would not fit into the model's context (truncated)."""
+    REPETITION = "repetition"
+    """An answer repeated itself more often than its sampling parameters allow (truncated)."""
 
     @property
     def truncated(self) -> bool:
         """Tell whether a limit on the policy, not the task, ended the episode."""
-        return self in {StopReason.TURNS, StopReason.TOKENS, StopReason.CONTEXT}
+        return self in {StopReason.TURNS, StopReason.TOKENS, StopReason.CONTEXT, StopReason.REPETITION}
 
 
 class FailureKind(StrEnum):

@@ -35,6 +35,17 @@ class TranscriptError(ValueError):
     """A token record breaks one of its invariants."""
 
 
+class Repetition(Part, frozen=True, kw_only=True):
+    """When an answer counts as a loop: its last tokens are one pattern, again and again (vLLM's rule and names)."""
+
+    max_pattern_size: int
+    """Longest pattern looked for, tokens."""
+    min_pattern_size: int = 1
+    """Shortest, tokens; a run of one token is a repetition of any pattern of that token."""
+    min_count: int = 4
+    """How often the pattern stands there, one behind the other."""
+
+
 class Sampling(Part, frozen=True, kw_only=True):
     """The distribution that tokens are drawn from, and where a turn ends."""
 
@@ -48,6 +59,10 @@ class Sampling(Part, frozen=True, kw_only=True):
     """Keeps tokens with at least this share of the likeliest one's probability; 0 is off."""
     max_tokens: int = 256
     """Most tokens sampled in one turn."""
+    stop_sequences: tuple[tuple[int, ...], ...] = ()
+    """Each ends a turn once its ids were sampled one behind the other; they belong to the turn."""
+    repetition: Repetition | None = None
+    """An answer that loops is ended, and its episode with it; off unless given."""
 
 
 SAMPLING_RANGES: dict[str, tuple[float, float]] = {
@@ -58,6 +73,19 @@ SAMPLING_RANGES: dict[str, tuple[float, float]] = {
     "max_tokens": (1, 2**31 - 1),
 }
 """Field of the sampling parameters -> lowest and highest value."""
+
+REPETITION_RANGES: dict[str, tuple[int, int]] = {
+    "max_pattern_size": (1, 1024),  # each is looked for at every token
+    "min_pattern_size": (1, 1024),
+    "min_count": (2, 1024),
+}
+"""Field of a repetition -> lowest and highest value."""
+
+STOP_SEQUENCES = 64
+"""Most stop sequences: each is compared at every token."""
+
+STOP_SEQUENCE_IDS = 256
+"""Most ids of a stop sequence."""
 
 LOWEST_TEMPERATURE = 1e-4
 """Lowest temperature above 0: logits that are divided by less overflow, and an engine may fail on all its requests."""
@@ -77,6 +105,23 @@ def sampling_flaw(sampling: Sampling) -> str | None:
             return f"sampling.{name} is {value}; it is {low:g} to {high:g}"
     if 0 < sampling.temperature < LOWEST_TEMPERATURE:
         return f"sampling.temperature is {sampling.temperature}; it is 0, or at least {LOWEST_TEMPERATURE:g}"
+    if len(sampling.stop_sequences) > STOP_SEQUENCES:
+        return f"sampling.stop_sequences has {len(sampling.stop_sequences)} entries; it has at most {STOP_SEQUENCES}"
+    for ids in sampling.stop_sequences:
+        if not 1 <= len(ids) <= STOP_SEQUENCE_IDS or not all(0 <= token < 2**31 for token in ids):
+            return f"sampling.stop_sequences has {str(ids)[:80]}; it is 1 to {STOP_SEQUENCE_IDS} token ids, each from 0"
+    return None if sampling.repetition is None else _repetition_flaw(sampling.repetition)
+
+
+def _repetition_flaw(repetition: Repetition) -> str | None:
+    for name, (low, high) in REPETITION_RANGES.items():
+        if not low <= getattr(repetition, name) <= high:
+            return f"sampling.repetition.{name} is {getattr(repetition, name)}; it is {low} to {high}"
+    if repetition.min_pattern_size > repetition.max_pattern_size:
+        return (
+            f"sampling.repetition.min_pattern_size is {repetition.min_pattern_size}, and max_pattern_size "
+            f"{repetition.max_pattern_size}: no pattern is both"
+        )
     return None
 
 
@@ -113,7 +158,7 @@ class Turn(Part, frozen=True, kw_only=True):
     action: str
     """The action taken, or why there was none."""
     finish: str
-    """Why the engine stopped: `stop`, `length`."""
+    """Why the engine stopped: `stop`, `stop_sequence`, `length`, `repetition`."""
     began_ms: int
     """When the generation was asked for, milliseconds since the epoch."""
     generated_ms: int

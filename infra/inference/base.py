@@ -7,7 +7,8 @@ What every `PolicyClient` promises:
   unprocessed distribution (temperature 1), as vLLM reports it;
 - the version spans cover the ids without a gap, and a span names the weights that sampled its tokens;
 - one seed and one prompt give one answer, whatever else the engine computes meanwhile (up to float noise);
-- a stop token is part of the answer; only the ids in `stop_token_ids` stop, never a default of the engine;
+- a stop token or stop sequence is part of the answer; only the ids in `stop_token_ids` and the rules of the sampling
+  parameters stop, never a default of the engine, and a stop token is named as the reason before any rule;
 - cancelling `generate` ends the generation in the engine too.
 
 Anything else is one of the errors below; nothing is padded, re-encoded or retried here. This file does not know HTTP,
@@ -38,8 +39,9 @@ import numpy.typing as npt
 from infra.errors import ServiceError
 from schemas.transcript import LogProbs, Sampling, TokenIds
 
-FinishReason = Literal["stop", "length", "abort"]
-"""Why a generation ended. `abort`: somebody withdrew it; the ids are those sampled until then."""
+FinishReason = Literal["stop", "length", "abort", "stop_sequence", "repetition"]
+"""Why a generation ended: at a stop id, at its limit of tokens, by a rule of its sampling parameters (`ends.py`), or
+because somebody withdrew it: `abort`, with the ids sampled until then."""
 PauseMode = Literal["keep", "wait", "abort"]
 """What happens to running generations at a pause: frozen until `resume`, finished first, or ended with `abort`."""
 

@@ -32,6 +32,7 @@ from infra.inference.base import (
     Weights,
     token_limit,
 )
+from infra.inference.ends import ending
 from schemas.transcript import Sampling, TokenIds
 
 Script = Callable[[TokenIds, int], Sequence[int]]
@@ -212,6 +213,9 @@ class ScriptedPolicy:
             weights.append(self._weights)
             self.sampled += 1
             if token in call.stop_token_ids:
+                break
+            if (end := ending(ids, call.sampling)) is not None:
+                reason = end
                 break
             if len(ids) == call.max_tokens:
                 reason = "length"

@@ -41,6 +41,7 @@ from infra.inference.base import (
     Weights,
     token_limit,
 )
+from infra.inference.ends import cut
 from infra.inference.model_digest import TokenizerMissing, tokenizer_digest
 from schemas.transcript import Sampling
 
@@ -109,19 +110,7 @@ class VllmClient:
         """Sample the continuation of a prompt; see `PolicyClient`."""
         request = wire.GenerateRequest(
             token_ids=np.asarray(token_ids, dtype=np.int64).tolist(),
-            sampling_params=wire.SamplingParams(
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                min_p=sampling.min_p,
-                max_tokens=token_limit(sampling, max_tokens),
-                logprobs=0,
-                # vLLM takes a signed 64-bit seed and reads -1 as none.
-                seed=seed & 0x7FFFFFFFFFFFFFFF,
-                stop_token_ids=list(stop_token_ids),
-                ignore_eos=True,
-                detokenize=False,
-            ),
+            sampling_params=_params(sampling, seed, stop_token_ids, token_limit(sampling, max_tokens)),
             request_id=request_id,
             model=self._model,
             cache_salt=wire.label(self._newest),
@@ -130,7 +119,7 @@ class VllmClient:
         generation = _generation(_decode(body, wire.GenerateResponse, wire.GENERATE))
         if generation.versions:
             await self._note(generation.versions[-1].weights)
-        return generation
+        return cut(generation, sampling, stop_token_ids)
 
     async def info(self) -> ModelInfo:
         """Say what is served now; see `PolicyClient`."""
@@ -267,6 +256,26 @@ class VllmClient:
                 f"{self.url}{path} did not answer in {limit_s} s: the engine is paused, stuck or overloaded; see "
                 "its log"
             ) from error
+
+
+def _params(sampling: Sampling, seed: int, stop_token_ids: Sequence[int], max_tokens: int) -> wire.SamplingParams:
+    """Return what to ask for; a rule that the engine does not know is carried out by `cut`, some tokens later."""
+    sequences = sampling.stop_sequences
+    return wire.SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        max_tokens=max_tokens,
+        logprobs=0,
+        # vLLM takes a signed 64-bit seed and reads -1 as none.
+        seed=seed & 0x7FFFFFFFFFFFFFFF,
+        stop_token_ids=[*stop_token_ids, *(ids[0] for ids in sequences if len(ids) == 1)],
+        ignore_eos=True,
+        detokenize=False,
+        repetition_detection=sampling.repetition,
+        extra_args=wire.ExtraArgs(stop_sequences=[list(ids) for ids in sequences]) if sequences else None,
+    )
 
 
 def _decode(body: bytes, kind: type[Reply], path: str) -> Reply:

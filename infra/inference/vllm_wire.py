@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from infra.inference.base import Weights
+from schemas.transcript import Repetition
 
 GENERATE = "/inference/v1/generate"
 PAUSE = "/pause"
@@ -25,6 +26,13 @@ LOAD = "/load"
 
 DEFAULT_VERSION = "default"
 """The label of weights that nobody has labelled: those the engine was started with."""
+
+
+class ExtraArgs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What vLLM carries and ignores, and our server does."""
+
+    stop_sequences: list[list[int]] = []
+    """Ids that end the answer where they stand one behind the other; finish_reason `stop_sequence`."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +57,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    repetition_detection: Repetition | None = None
+    """Which answers are loops; they end with finish_reason `repetition` (vLLM 0.17 and later)."""
+    extra_args: ExtraArgs | None = None
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

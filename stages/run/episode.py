@@ -7,7 +7,7 @@
 
 The machine owns the token record and keeps its invariants: a prompt extends all tokens before it, or, where the
 template rewrites the history (`conversation.py`), begins a new segment with all of it; sampled ids are taken as they
-came, and limits on the policy (turns, sampled tokens, context) stop the episode as truncated. It
+came, and limits on the policy (turns, sampled tokens, context, an answer that loops) stop the episode as truncated. It
 knows no engine, no environment, no clock and no task family beyond its `act`.
 """
 
@@ -118,6 +118,9 @@ class EpisodeMachine:
             raise Failure(FailureKind.ENGINE, Boundary.POLICY, "the engine withdrew the generation")
         self._record(answer, engine)
         turn.stop, turn.finish, turn.generated_ms = len(self._mask), answer.finish_reason, now_ms
+        if answer.finish_reason == "repetition":
+            self._close_turn(now_ms, valid=False, action="the answer repeats itself")
+            return Stop(StopReason.REPETITION)
         self._said = self._renderer.text(answer.token_ids)
         action = self._act(self._said)
         if isinstance(action, Action):

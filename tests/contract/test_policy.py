@@ -21,7 +21,7 @@ from infra.inference.base import (
 )
 from infra.inference.scripted import ScriptedPolicy, noise
 from infra.inference.vllm import VllmClient
-from schemas.transcript import Sampling
+from schemas.transcript import Repetition, Sampling
 
 VOCABULARY, CONTEXT = 61, 256
 PROMPT = [5, 3, 8, 1]
@@ -139,6 +139,36 @@ async def test_a_stop_id_ends_the_answer_and_belongs_to_it(subject):
     first = free.token_ids.tolist().index(stop)
     np.testing.assert_array_equal(answer.token_ids, free.token_ids[: first + 1])
     assert answer.finish_reason == "stop"
+
+
+async def test_a_stop_sequence_ends_the_answer_and_belongs_to_it(subject):
+    """Ids alone would end it elsewhere; where they stand one behind the other it ends, and says so."""
+    free = await subject.client.generate(PROMPT, Sampling(), seed=2, request_id="a", max_tokens=20)
+    pair = tuple(free.token_ids.tolist()[9:11])
+    sampling = Sampling(stop_sequences=((VOCABULARY, VOCABULARY), pair))
+    sampled = subject.sampled()
+    answer = await subject.client.generate(PROMPT, sampling, seed=2, request_id="b", max_tokens=20)
+    count = len(answer.token_ids)
+    assert count <= 11
+    assert answer.finish_reason == "stop_sequence"
+    assert tuple(answer.token_ids.tolist()[-2:]) == pair
+    np.testing.assert_array_equal(answer.token_ids, free.token_ids[:count])
+    np.testing.assert_allclose(answer.logprobs, free.logprobs[:count], atol=1e-4)
+    assert subject.sampled() - sampled == count
+
+
+async def test_an_answer_that_loops_is_ended(subject):
+    """With as few repetitions as there can be, ids that come twice in a row are a loop, and none is sampled after."""
+    rule = Repetition(max_pattern_size=8, min_count=2)
+    sampled = subject.sampled()
+    answers = [
+        await subject.client.generate(PROMPT, Sampling(repetition=rule), seed=seed, request_id="a", max_tokens=200)
+        for seed in range(4)
+    ]
+    assert {answer.finish_reason for answer in answers} == {"repetition"}
+    for ids in (answer.token_ids.tolist() for answer in answers):
+        assert any(ids[-size:] == ids[-2 * size : -size] for size in range(1, 9))
+    assert subject.sampled() - sampled == sum(len(answer.token_ids) for answer in answers)
 
 
 async def test_a_prompt_that_fills_the_context_is_an_overflow(subject):

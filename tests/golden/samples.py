@@ -46,7 +46,7 @@ from schemas.outcome import Boundary, Cancelled, Completed, Expired, Failed, Fai
 from schemas.scores import Purpose, Scores
 from schemas.telemetry import EventKind, MetricPoint, Metrics, StageEvent, StageEvents
 from schemas.topics import Opaque
-from schemas.transcript import SampledSpan, Sampling, Transcript, Turn, pack_logprobs, pack_tokens
+from schemas.transcript import Repetition, SampledSpan, Sampling, Transcript, Turn, pack_logprobs, pack_tokens
 
 FOLDER = Path(__file__).parent / "v1"
 """Where the bytes are, one file per sample."""
@@ -58,7 +58,15 @@ RUN, SOURCE, VISIT, ROW, RUN_SEED = "example", "doors.jsonl", 1, 7, 42
 PAYLOAD = {"size": 5, "agent": [0, 0], "key": [3, 1], "door": [4, 4], "note": "ключ 🗝", "noise": 0.5}
 GROUP = group_id(RUN, SOURCE, VISIT, ROW, PAYLOAD)
 NOW_MS = 1_767_225_600_000
-SAMPLING = Sampling(temperature=0.75, top_p=0.5, top_k=50, min_p=0.125, max_tokens=24)
+SAMPLING = Sampling(
+    temperature=0.75,
+    top_p=0.5,
+    top_k=50,
+    min_p=0.125,
+    max_tokens=24,
+    stop_sequences=((70_001, 5), (9,)),
+    repetition=Repetition(max_pattern_size=32, min_pattern_size=3, min_count=5),
+)
 
 SHAPING = Shaping(weights={"format": 0.5, "repeated_actions": 0.125}, long_action=20, once_per_state=True)
 
@@ -330,11 +338,17 @@ BEFORE_PASS_INTERVALS = msgspec.structs.replace(SAMPLES["rollmill.evaluated"].sc
 def before(name: str, **changes: Any) -> Message:
     """Return a sample as it is read from what was written before its newest fields were there."""
     sample = SAMPLES[name]
-    task = {"task": OLDER_TASK} if hasattr(sample, "task") else {}
-    return msgspec.structs.replace(sample, **{**task, **changes})
+    older = {"task": OLDER_TASK, "transcript": OLDER_TRANSCRIPT, "sampling": OLDER_SAMPLING}
+    plain = {field: value for field, value in older.items() if getattr(sample, field, None) is not None}
+    return msgspec.structs.replace(sample, **{**plain, **changes})
 
 
-UNNAMED_TASK = msgspec.structs.replace(TASK, weights_of=None)
+OLDER_SAMPLING = msgspec.structs.replace(SAMPLING, stop_sequences=(), repetition=None)
+OLDER_TRANSCRIPT = msgspec.structs.replace(
+    TRANSCRIPT, spans=tuple(msgspec.structs.replace(span, sampling=OLDER_SAMPLING) for span in TRANSCRIPT.spans)
+)
+ENDLESS_TASK = msgspec.structs.replace(TASK, sampling=OLDER_SAMPLING)
+UNNAMED_TASK = msgspec.structs.replace(ENDLESS_TASK, weights_of=None)
 OLDER_TASK = msgspec.structs.replace(UNNAMED_TASK, phase=0, shaping=None)
 
 OLDER: dict[str, Message] = {
@@ -367,6 +381,15 @@ OLDER: dict[str, Message] = {
     "rollmill.trajectory.failed.2": before("rollmill.trajectory.failed", task=UNNAMED_TASK),
     "rollmill.trajectory.cancelled.2": before("rollmill.trajectory.cancelled", task=UNNAMED_TASK),
     "rollmill.trajectory.expired.2": before("rollmill.trajectory.expired", task=UNNAMED_TASK),
+    # Before sampling parameters had stop sequences and said what a loop is.
+    "rollmill.task.3": ENDLESS_TASK,
+    "rollmill.episode.3": before("rollmill.episode", task=ENDLESS_TASK),
+    "rollmill.rollout.5": before("rollmill.rollout", task=ENDLESS_TASK),
+    "rollmill.trajectory.5": before("rollmill.trajectory", task=ENDLESS_TASK),
+    "rollmill.trajectory.failed.3": before("rollmill.trajectory.failed", task=ENDLESS_TASK),
+    "rollmill.trajectory.cancelled.3": before("rollmill.trajectory.cancelled", task=ENDLESS_TASK),
+    "rollmill.trajectory.expired.3": before("rollmill.trajectory.expired", task=ENDLESS_TASK),
+    "rollmill.run.1": before("rollmill.run"),
 }
 """File name -> message that it means now: bytes of writers from before a field was added; logs still hold them."""
 

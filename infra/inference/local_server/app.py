@@ -225,6 +225,8 @@ def _request(body: wire.GenerateRequest) -> Request:
         top_k=max(asked.top_k, 0),
         min_p=asked.min_p,
         max_tokens=asked.max_tokens,
+        stop_sequences=tuple(map(tuple, asked.extra_args.stop_sequences)) if asked.extra_args is not None else (),
+        repetition=asked.repetition_detection,
     )
     if (flaw := sampling_flaw(sampling)) is not None:
         raise PolicyRefused(flaw)

@@ -44,6 +44,7 @@ from infra.inference.base import (
     VersionSpan,
     Weights,
 )
+from infra.inference.ends import ending
 from infra.inference.local_server.attention import SlotCache, plan
 from infra.inference.local_server.sampler import Draws, draw
 from infra.inference.local_server.slots import SlotTable
@@ -116,6 +117,10 @@ class _Running:
     logprobs: list[float] = field(default_factory=list)
     spans: list[tuple[int, Weights]] = field(default_factory=list)
     """(first token, weights) of each span."""
+
+    def __post_init__(self) -> None:
+        sampling = self.request.sampling
+        self.has_rules = bool(sampling.stop_sequences) or sampling.repetition is not None
 
     def generation(self, reason: FinishReason) -> Generation:
         ends = [start for start, _ in self.spans[1:]] + [len(self.tokens)]
@@ -406,6 +411,8 @@ class Engine:
         entry.length += 1
         if token in entry.request.stop_token_ids:
             self._end(entry, "stop")
+        elif entry.has_rules and (end := ending(entry.tokens, entry.request.sampling)) is not None:
+            self._end(entry, end)
         elif len(entry.tokens) >= entry.request.max_tokens or entry.length >= self.max_model_len:
             self._end(entry, "length")
         else:

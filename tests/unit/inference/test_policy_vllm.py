@@ -18,7 +18,7 @@ from infra.inference.base import (
     VersionSpan,
 )
 from infra.inference.vllm import VllmClient
-from schemas.transcript import Sampling
+from schemas.transcript import Repetition, Sampling
 
 
 class FakeVllm:
@@ -96,6 +96,22 @@ async def test_a_request_has_vllms_words(fake):
     assert expected.items() <= body["sampling_params"].items()
 
 
+async def test_rules_for_the_end_are_asked_for_in_words_of_vllm_and_carried_out_anyway(fake):
+    """It knows loops and single ids, not sequences; what it samples behind the end of one is no part of the answer."""
+    fake.answers(choice())
+    rule = Repetition(max_pattern_size=8, min_pattern_size=2, min_count=3)
+    async with VllmClient(fake.url) as client:
+        sampling = Sampling(stop_sequences=((7,), (8, 9)), repetition=rule)
+        answer = await client.generate([1, 2], sampling, seed=1, request_id="a", stop_token_ids=(2,))
+
+    assert (answer.token_ids.tolist(), answer.finish_reason) == ([7], "stop_sequence")
+    assert answer.versions == (VersionSpan(start=0, stop=1, version=4),)
+    asked = fake.asked[0][1]["sampling_params"]
+    assert asked["stop_token_ids"] == [2, 7]
+    assert asked["repetition_detection"] == {"max_pattern_size": 8, "min_pattern_size": 2, "min_count": 3}
+    assert asked["extra_args"] == {"stop_sequences": [[7], [8, 9]]}
+
+
 async def test_an_answer_of_current_vllm_is_read(fake):
     """Ids, log-probs, reason and version spans."""
     fake.answers(choice())
@@ -130,7 +146,7 @@ BAD = {
     "versions with a gap": {"weight_versions": [{"version": "4", "start": 1, "end": 2}]},
     "versions that end early": {"weight_versions": [{"version": "4", "start": 0, "end": 1}]},
     "a version that is no number": {"weight_versions": [{"version": "main", "start": 0, "end": 2}]},
-    "an unknown reason": {"finish_reason": "repetition"},
+    "an unknown reason": {"finish_reason": "content_filter"},
     "nothing sampled": {"token_ids": [], "logprobs": {"content": []}, "weight_versions": []},
     "negative ids": {"token_ids": [7, -2], "logprobs": {"content": [{"logprob": -1}, {"logprob": -1}]}},
 }

@@ -13,6 +13,7 @@ from producers.jsonl import JsonlSource
 from producers.source import Instance
 from producers.sources import describe, make_source
 from schemas.messages import Budgets
+from schemas.transcript import Repetition, Sampling
 
 
 def test_a_generated_source_counts_up_for_ever():
@@ -55,6 +56,19 @@ def test_a_section_describes_a_file_beside_it(tmp_path):
     assert (3, 1) == (len(list(itertools.islice(endless.instances(), 3))), len(list(once.instances())))
 
 
+def test_a_section_says_where_an_answer_ends(tmp_path):
+    """Limits of a turn, stop sequences by token and what counts as a loop go into how the policy samples."""
+    loop = {"max_pattern_size": 16, "min_count": 3}
+    described = describe({"family": "toy", "max_tokens": 8, "stop_sequences": [[4, 5], [6]], "repetition": loop})
+
+    assert described.sampling(0.5) == Sampling(
+        temperature=0.5,
+        max_tokens=8,
+        stop_sequences=((4, 5), (6,)),
+        repetition=Repetition(max_pattern_size=16, min_pattern_size=1, min_count=3),
+    )
+
+
 @pytest.mark.parametrize("section", [{}, {"jsonl": "a.jsonl", "family": "toy"}])
 def test_a_section_needs_exactly_one_source(tmp_path, section):
     """Neither and both are errors."""
@@ -73,6 +87,14 @@ def test_a_section_needs_exactly_one_source(tmp_path, section):
         ({"family": "toy", "max_tokens": 0}, r"\[tasks\]: max_tokens: Expected `int` >= 1"),
         ({"family": "toy", "max_sampled_tokens": 2**31}, r"\[tasks\]: max_sampled_tokens: Expected `int` <= "),
         ({"family": "toy", "count": -1}, r"\[tasks\]: count: "),
+        ({"family": "toy", "budgets": {"run": 9}}, r"\[tasks\]: budgets has unknown fields \['run'\]; it has init_s"),
+        ({"family": "toy", "stop_sequences": [[]]}, r"\[tasks\]: stop_sequences has \(\); it is 1 to 256 token ids"),
+        ({"family": "toy", "stop_sequences": ["</a>"]}, r"\[tasks\]: stop_sequences\[0\]: Expected `array`"),
+        ({"family": "toy", "repetition": {"min_count": 4}}, r"\[tasks\]: repetition: .*missing .*`max_pattern_size`"),
+        (
+            {"family": "toy", "repetition": {"max_pattern_size": 8, "count": 4}},
+            r"\[tasks\]: repetition has unknown fields \['count'\]",
+        ),
     ],
 )
 def test_a_misspelt_section_names_the_field(section, says):

@@ -11,4 +11,5 @@ def test_only_limits_on_the_policy_truncate():
         StopReason.TURNS,
         StopReason.TOKENS,
         StopReason.CONTEXT,
+        StopReason.REPETITION,
     }

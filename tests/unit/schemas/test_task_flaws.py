@@ -13,7 +13,7 @@ from schemas.control import RunManifest
 from schemas.identity import payload_digest
 from schemas.messages import Budgets
 from schemas.task_flaws import flaw, manifest_refusal, refusal
-from schemas.transcript import Sampling
+from schemas.transcript import Repetition, Sampling
 from tests.logs import make_task
 from tests.strategies import FREE_FORM
 
@@ -91,6 +91,20 @@ def test_a_producer_hears_what_readers_and_init_would_refuse(changes, says):
         ({"max_sampled_tokens": 0}, "max_sampled_tokens is 0"),
         ({"sampling": Sampling(temperature=math.nan)}, "sampling.temperature is nan"),
         ({"sampling": Sampling(max_tokens=-5)}, "sampling.max_tokens is -5"),
+        ({"sampling": Sampling(stop_sequences=((),))}, "sampling.stop_sequences has (); it is 1 to 256 token ids"),
+        ({"sampling": Sampling(stop_sequences=((3, -1),))}, "sampling.stop_sequences has (3, -1); "),
+        (
+            {"sampling": Sampling(stop_sequences=((1,),) * 65)},
+            "stop_sequences has 65 entries; it has at most 64",
+        ),
+        (
+            {"sampling": Sampling(repetition=Repetition(max_pattern_size=8, min_count=1))},
+            "sampling.repetition.min_count is 1; it is 2 to 1024",
+        ),
+        (
+            {"sampling": Sampling(repetition=Repetition(max_pattern_size=2, min_pattern_size=3))},
+            "min_pattern_size is 3, and max_pattern_size 2: no pattern is both",
+        ),
         ({"budgets": Budgets(run_s=math.nan)}, "budgets.run_s is nan"),
         ({"start_within_s": -1.0}, "start_within_s is -1.0"),
         ({"start_within_s": math.inf}, "start_within_s is inf"),

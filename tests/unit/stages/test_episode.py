@@ -243,6 +243,33 @@ def test_an_answer_that_a_limit_of_the_episode_cut_is_truncated_and_not_malforme
     assert Stop(reason) == episode.generated(said(NONSENSE, GO, finish="length"), ENGINE, 1)
 
 
+def test_an_answer_that_loops_ends_its_episode_as_truncated(renderer):
+    """Its tokens are recorded as sampled; what it says is not carried out, even in a family that forgives."""
+    episode = machine(renderer, invalid_ends=False)
+    episode.start(0)
+
+    assert Stop(StopReason.REPETITION) == episode.generated(said(GO, GO, GO, finish="repetition"), ENGINE, 1)
+    assert StopReason.REPETITION.truncated
+    record = checked(episode)
+    assert (3, [(False, "repetition", "the answer repeats itself")]) == (
+        record.sampled_count,
+        [(turn.valid, turn.finish, turn.action) for turn in record.turns],
+    )
+
+
+def test_a_turn_that_a_stop_sequence_ended_is_closed_as_its_template_says(renderer):
+    """Its last id is not the template's own, so that one comes before the observation, as for a turn that was cut."""
+    episode = machine(renderer)
+    episode.start(0)
+    prompt = episode.prompt.tolist()
+    episode.generated(said(GO, NORTH, finish="stop_sequence"), ENGINE, 1)
+    episode.observed(Action(text="go north", name="go"), "key at", 2, done=False)
+
+    said_so = [*OPENING, {"role": "assistant", "content": "go north"}, *OPENING]
+    assert episode.prompt.tolist() == opening_of(renderer, said_so).tolist()
+    assert episode.prompt.tolist()[: len(prompt) + 3] == [*prompt, GO, NORTH, END_ID]
+
+
 def test_an_opening_that_leaves_no_room_is_a_bad_task(renderer):
     """No turn fits, at any attempt."""
     with pytest.raises(Failure, match="no turn fits") as caught:

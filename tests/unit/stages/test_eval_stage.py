@@ -58,10 +58,10 @@ async def test_the_reward_is_the_sum_of_the_components_and_success_stays_apart()
 
 @pytest.mark.parametrize("stop", list(StopReason))
 async def test_a_limit_on_the_policy_is_truncated_and_graded_as_it_stands(stop):
-    """Only turns, tokens and context truncate."""
+    """Only turns, tokens, context and a loop truncate."""
     outcome = (await grade(rollout(stop=stop))).message.outcome
 
-    assert outcome.truncated == (stop in {StopReason.TURNS, StopReason.TOKENS, StopReason.CONTEXT})
+    assert outcome.truncated == (stop not in {StopReason.DONE, StopReason.INVALID_ACTION})
     assert outcome.reward == 1.0
 
 
