@@ -12,12 +12,12 @@ VOCABULARY = 61
 CONTEXT = 256
 
 
-def save_tiny_llama(directory: Path, *, seed: int, kv_heads: int = 4, tied: bool = True) -> Path:
+def save_tiny_llama(directory: Path, *, seed: int, kv_heads: int = 4, tied: bool = True, hidden: int = 32) -> Path:
     """Write a model directory and return it."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
-        hidden_size=32,
+        hidden_size=hidden,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,

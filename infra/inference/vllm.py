@@ -11,6 +11,7 @@ server needs no salt and ignores it. This file does not know balancing, episodes
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from http import HTTPStatus
 from pathlib import Path
@@ -23,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infra.inference import vllm_wire as wire
+from infra.inference import weight_files
 from infra.inference.base import (
     UNKNOWN,
     BadReply,
@@ -113,7 +115,7 @@ class VllmClient:
             sampling_params=_params(sampling, seed, stop_token_ids, token_limit(sampling, max_tokens)),
             request_id=request_id,
             model=self._model,
-            cache_salt=wire.label(self._newest),
+            cache_salt=wire.salt(self._newest),
         )
         body = await self._call("POST", wire.GENERATE, body=request, timeout=self._generate_timeout)
         generation = _generation(_decode(body, wire.GenerateResponse, wire.GENERATE))
@@ -160,6 +162,7 @@ class VllmClient:
         Meanwhile they are labelled as nobody's: should a call in between fail, no token of the new weights counts as
         one of the old ones.
         """
+        await self._require_loadable(directory)
         before = await self._weights()
         await self._label(UNKNOWN)
         call = wire.CollectiveRpc(method="reload_weights", kwargs=wire.ReloadWeights(weights_path=str(directory)))
@@ -177,6 +180,15 @@ class VllmClient:
                 "at work"
             )
         self._newest = given
+
+    async def _require_loadable(self, directory: Path) -> None:
+        """Raise what vLLM would not answer: it loads while it samples, and shuts itself down where it cannot load."""
+        paused = _decode(await self._call("GET", wire.IS_PAUSED), wire.Paused, wire.IS_PAUSED).is_paused
+        if not paused:
+            raise PolicyRefused("weights change only while the engine is paused: call pause first")
+        card = await self._card()
+        if not card.dtype:  # our own server looks for itself
+            await asyncio.to_thread(_require_weights_of, directory, Path(card.root or ""))
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End generations by name; each answers with what it has."""
@@ -256,6 +268,16 @@ class VllmClient:
                 f"{self.url}{path} did not answer in {limit_s} s: the engine is paused, stuck or overloaded; see "
                 "its log"
             ) from error
+
+
+def _require_weights_of(directory: Path, root: Path) -> None:
+    given = weight_files.shapes(directory)
+    try:
+        served = weight_files.shapes(root)
+    except ModelPathMissing:
+        return  # the engine's own directory is not to be seen from here
+    if differs := weight_files.difference(given, served):
+        raise PolicyRefused(f"{directory} holds weights of another model than {root}: {differs}; nothing was changed")
 
 
 def _params(sampling: Sampling, seed: int, stop_token_ids: Sequence[int], max_tokens: int) -> wire.SamplingParams:

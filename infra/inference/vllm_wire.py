@@ -14,6 +14,7 @@ from schemas.transcript import Repetition
 GENERATE = "/inference/v1/generate"
 PAUSE = "/pause"
 RESUME = "/resume"
+IS_PAUSED = "/is_paused"
 COLLECTIVE_RPC = "/collective_rpc"
 UPDATE_WEIGHT_VERSION = "/update_weight_version"
 WEIGHT_INFO = "/weight_info"
@@ -145,6 +146,12 @@ class WeightInfo(msgspec.Struct, frozen=True, kw_only=True):
     weight_version: str
 
 
+class Paused(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether sampling is stopped."""
+
+    is_paused: bool
+
+
 class NewVersion(msgspec.Struct, frozen=True, kw_only=True):
     """Label to give to the weights in place."""
 
@@ -187,6 +194,11 @@ class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):
 def label(weights: Weights) -> str:
     """Return the label of weights, as vLLM carries it: `12@my-run`, or `12` if they are no run's."""
     return f"{weights.version}@{weights.run}" if weights.run else str(weights.version)
+
+
+def salt(weights: Weights) -> str:
+    """Return what tells prefixes of these weights apart; vLLM refuses `@` and more than 128 characters there."""
+    return f"{weights.version}.{weights.run}" if weights.run else str(weights.version)
 
 
 def labelled(text: str) -> Weights:

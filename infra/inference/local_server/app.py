@@ -78,7 +78,7 @@ class PolicyServer:
                 web.post(wire.GENERATE, self.generate),
                 web.post(wire.PAUSE, self.pause),
                 web.post(wire.RESUME, self.resume),
-                web.get("/is_paused", self.is_paused),
+                web.get(wire.IS_PAUSED, self.is_paused),
                 web.post(wire.COLLECTIVE_RPC, self.collective_rpc),
                 web.post(wire.UPDATE_WEIGHT_VERSION, self.update_weight_version),
                 web.post(wire.RESET_PREFIX_CACHE, self.reset_prefix_cache),
@@ -116,7 +116,7 @@ class PolicyServer:
 
     async def is_paused(self, _: web.Request) -> web.Response:
         """Tell whether sampling is stopped."""
-        return _json({"is_paused": self._engine.paused})
+        return _json(wire.Paused(is_paused=self._engine.paused))
 
     async def collective_rpc(self, http: web.Request) -> web.Response:
         """`reload_weights`, the one method of vLLM's workers that this engine has."""

@@ -6,7 +6,6 @@ file does not know when a swap is allowed; `engine.py` does.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from infra.inference.base import ModelPathMissing, PolicyRefused
 from infra.inference.local_server.attention import ATTENTION_NAME, CacheShape
-
-WEIGHTS_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
+from infra.inference.weight_files import WEIGHTS_FILE, files
 
 
 def load_model(directory: Path, dtype: torch.dtype) -> torch.nn.Module:
@@ -68,20 +65,12 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
         ModelPathMissing: there is no such directory or it holds no safetensors.
         PolicyRefused: a file cannot be read.
     """
-    if (directory / INDEX_FILE).is_file():
-        index = json.loads((directory / INDEX_FILE).read_text(encoding="utf-8"))
-        names = sorted(set(index["weight_map"].values()))
-    else:
-        names = [WEIGHTS_FILE]
-    missing = [name for name in names if not (directory / name).is_file()]
-    if missing:
-        raise ModelPathMissing(f"no {', '.join(missing)} in {directory}: publish the weights before announcing them")
     tensors: dict[str, torch.Tensor] = {}
-    for name in names:
+    for file in files(directory):
         try:
-            tensors.update(load_file(directory / name))
+            tensors.update(load_file(file))
         except SafetensorError as error:
-            raise PolicyRefused(f"{directory / name} is not a whole safetensors file: {error}") from error
+            raise PolicyRefused(f"{file} is not a whole safetensors file: {error}") from error
     return tensors
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 from aiohttp import web
+from safetensors.numpy import save_file
 
 from infra.inference.base import (
     BadReply,
     ContextOverflow,
+    ModelPathMissing,
     PolicyError,
     PolicyOverloaded,
     PolicyRefused,
@@ -25,7 +29,11 @@ class FakeVllm:
     """Answers each path with what a test put there, and keeps what it was asked."""
 
     def __init__(self):
-        self.replies = {}
+        # Paused, and a server of ours, which looks for weights by itself.
+        self.replies = {
+            "/is_paused": (200, {"is_paused": True}),
+            "/v1/models": (200, {"data": [{"id": "policy", "dtype": "float32"}]}),
+        }
         self.asked = []
 
     async def handle(self, request):
@@ -35,6 +43,9 @@ class FakeVllm:
         if isinstance(reply, bytes):
             return web.Response(body=reply, status=status)
         return web.json_response(reply, status=status)
+
+    def asked_of(self, path):
+        return [body for asked, body in self.asked if asked == path]
 
     def answers(self, choice, status=200):
         self.replies["/inference/v1/generate"] = (status, {"request_id": "a", "choices": [choice]})
@@ -220,9 +231,11 @@ async def test_loading_is_reload_reset_label(fake):
     }
     fake.answers(choice(weight_versions=[{"version": "9", "start": 0, "end": 2}]))
     async with VllmClient(fake.url) as client:
-        await client.load("/weights/9", 9)
+        await client.load(Path("/weights/9"), 9)
         await client.generate([1], Sampling(), seed=1, request_id="b")
     assert [path for path, _ in fake.asked] == [
+        "/is_paused",
+        "/v1/models",
         "/weight_info",
         "/update_weight_version",
         "/collective_rpc",
@@ -231,10 +244,9 @@ async def test_loading_is_reload_reset_label(fake):
         "/weight_info",
         "/inference/v1/generate",
     ]
-    assert fake.asked[1][1] == {"new_version": "-1"}
-    assert fake.asked[2][1] == {"method": "reload_weights", "kwargs": {"weights_path": "/weights/9"}}
-    assert fake.asked[4][1] == {"new_version": "9"}
-    assert fake.asked[6][1]["cache_salt"] == "9"
+    assert fake.asked_of("/update_weight_version") == [{"new_version": "-1"}, {"new_version": "9"}]
+    assert fake.asked_of("/collective_rpc") == [{"method": "reload_weights", "kwargs": {"weights_path": "/weights/9"}}]
+    assert [body["cache_salt"] for body in fake.asked_of("/inference/v1/generate")] == ["9"]
 
 
 async def test_a_load_that_breaks_in_the_middle_leaves_no_old_label_on_new_weights(fake):
@@ -247,9 +259,9 @@ async def test_a_load_that_breaks_in_the_middle_leaves_no_old_label_on_new_weigh
     }
     async with VllmClient(fake.url) as client:
         with pytest.raises(PolicyError, match="stuck"):
-            await client.load("/weights/9", 9, "r")
+            await client.load(Path("/weights/9"), 9, "r")
 
-    assert [body["new_version"] for path, body in fake.asked if path == "/update_weight_version"] == ["-1"]
+    assert fake.asked_of("/update_weight_version") == [{"new_version": "-1"}]
 
 
 async def test_weights_that_an_engine_does_not_find_leave_the_old_ones_with_their_label(fake):
@@ -261,9 +273,54 @@ async def test_weights_that_an_engine_does_not_find_leave_the_old_ones_with_thei
     }
     async with VllmClient(fake.url) as client:
         with pytest.raises(PolicyRefused, match="no such directory"):
-            await client.load("/weights/9", 9, "r")
+            await client.load(Path("/weights/9"), 9, "r")
 
-    assert [body["new_version"] for path, body in fake.asked if path == "/update_weight_version"] == ["-1", "8@r"]
+    assert fake.asked_of("/update_weight_version") == [{"new_version": "-1"}, {"new_version": "8@r"}]
+
+
+def weights(folder, *, width=4):
+    """Write a directory of weights and return it."""
+    folder.mkdir()
+    save_file({"a": np.zeros((2, width), np.float32)}, folder / "model.safetensors")
+    return folder
+
+
+def cut_short(folder):
+    file = weights(folder) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "says"),
+    [
+        (lambda folder: folder, ModelPathMissing, r"no model.safetensors in .*, as seen from here"),
+        (cut_short, PolicyRefused, "not a whole safetensors file: it has"),
+        (
+            lambda folder: weights(folder, width=5),
+            PolicyRefused,
+            r"another model .*: other shape: a \(2, 5\) for \(2, 4\)",
+        ),
+    ],
+)
+async def test_what_vllm_would_not_survive_is_not_asked_of_it(fake, tmp_path, given, error, says):
+    """It shuts itself down where it cannot load: the weights are looked at first, and nothing is changed."""
+    fake.replies["/v1/models"] = (200, {"data": [{"id": "policy", "root": str(weights(tmp_path / "served"))}]})
+    async with VllmClient(fake.url) as client:
+        with pytest.raises(error, match=says):
+            await client.load(given(tmp_path / "9"), 9, "r")
+
+    assert [path for path, _ in fake.asked] == ["/is_paused", "/v1/models"]
+
+
+async def test_an_engine_that_samples_is_given_no_weights(fake):
+    """vLLM would take them, and nobody could say which weights sampled a token."""
+    fake.replies["/is_paused"] = (200, {"is_paused": False})
+    async with VllmClient(fake.url) as client:
+        with pytest.raises(PolicyRefused, match="only while the engine is paused"):
+            await client.load(Path("/weights/9"), 9, "r")
+
+    assert [path for path, _ in fake.asked] == ["/is_paused"]
 
 
 async def test_tokens_of_weights_that_were_being_exchanged_are_refused(fake):
@@ -283,15 +340,15 @@ async def test_the_label_of_weights_names_their_run(fake):
     }
     fake.answers(choice(weight_versions=[{"version": "3@other", "start": 0, "end": 2}]))
     async with VllmClient(fake.url) as client:
-        await client.load("/weights/9", 9, "my-run")
+        await client.load(Path("/weights/9"), 9, "my-run")
         salts = []
         for served in ("9@my-run", "3@other", "3@other"):
             fake.replies["/weight_info"] = (200, {"weight_version": served})
             answer = await client.generate([1], Sampling(), seed=1, request_id="b")
             salts.append(next(body["cache_salt"] for _, body in reversed(fake.asked) if body and "cache_salt" in body))
-    assert fake.asked[4][1] == {"new_version": "9@my-run"}
+    assert fake.asked_of("/update_weight_version")[-1] == {"new_version": "9@my-run"}
     assert answer.versions == (VersionSpan(start=0, stop=2, version=3, run="other"),)
-    assert salts == ["9@my-run", "9@my-run", "3@other"], "the first answer was late: the engine still had my-run's"
+    assert salts == ["9.my-run", "9.my-run", "3.other"], "the first answer was late: the engine still had my-run's"
 
 
 async def test_an_older_answer_that_comes_late_does_not_bring_its_salt_back(fake):
@@ -301,7 +358,7 @@ async def test_an_older_answer_that_comes_late_does_not_bring_its_salt_back(fake
         for version in ("9@r", "8@r", "8@r"):
             fake.answers(choice(weight_versions=[{"version": version, "start": 0, "end": 2}]))
             await client.generate([1], Sampling(), seed=1, request_id="b")
-    assert [body["cache_salt"] for _, body in fake.asked if body] == ["0", "9@r", "9@r"]
+    assert [body["cache_salt"] for _, body in fake.asked if body] == ["0", "9.r", "9.r"]
 
 
 async def test_a_version_that_did_not_take_is_noticed(fake):
@@ -314,7 +371,7 @@ async def test_a_version_that_did_not_take_is_noticed(fake):
     }
     async with VllmClient(fake.url) as client:
         with pytest.raises(BadReply, match="another loader"):
-            await client.load("/weights/9", 9)
+            await client.load(Path("/weights/9"), 9)
 
 
 async def test_info_of_vllm_comes_from_three_routes(fake, tmp_path):
