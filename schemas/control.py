@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from schemas.identity import backend_name, run_name
 from schemas.message import Message, Part
 from schemas.messages import Budgets, Shaping
-from schemas.transcript import Sampling
+from schemas.transcript import LogProbs, Sampling, TokenIds
 
 SMALLEST_WEIGHT, LARGEST_WEIGHT = 1e-3, 1e3
 """Bounds of an engine's weight: what is meant to have nothing is drained."""
@@ -101,6 +103,30 @@ class FeederStarted(Message, frozen=True, kw_only=True, tag="rollmill.feeder_sta
     """Name of the source that it reads."""
 
 
+class Canary(Part, frozen=True, kw_only=True):
+    """A prompt, and what the announced weights say to it."""
+
+    tokens: bytes
+    """Ids, int32 little-endian, n entries."""
+    logprobs: bytes
+    """Log-prob of each id behind the first one, given those before it, at temperature 1; float32 little-endian."""
+
+    @property
+    def prompt(self) -> TokenIds:
+        """The ids, shape (n,), int32."""
+        return np.frombuffer(self.tokens, dtype="<i4")
+
+    @property
+    def expected(self) -> LogProbs:
+        """The log-probs, shape (n - 1,), float32."""
+        return np.frombuffer(self.logprobs, dtype="<f4")
+
+    def check(self) -> None:
+        """Raise ValueError unless there is a log-prob for each id behind the first one."""
+        if len(self.tokens) % 4 or len(self.tokens) < 8 or len(self.logprobs) != len(self.tokens) - 4:
+            raise ValueError(f"a canary has {len(self.tokens)} bytes of ids and {len(self.logprobs)} of log-probs")
+
+
 class PolicyVersion(Message, frozen=True, kw_only=True, tag="rollmill.policy_version"):
     """The weights that the policy should serve: key `policy/<run>`."""
 
@@ -114,6 +140,33 @@ class PolicyVersion(Message, frozen=True, kw_only=True, tag="rollmill.policy_ver
     """Where the weights are, as seen by the policy."""
     digest: str
     """SHA-256 of the weight file."""
+    canary: Canary | None = None
+    """How to tell that an engine has these weights; not asked if none."""
+
+    def check(self) -> None:
+        """Raise ValueError for a canary that cannot be asked."""
+        if self.canary is not None:
+            self.canary.check()
+
+
+class Quarantine(Message, frozen=True, kw_only=True, tag="rollmill.quarantine"):
+    """A version that an engine loaded and did not have: key `quarantine/<run>`, the last one of the run.
+
+    It is loaded no more, and no task is sampled by it, until its trainer announces another one, or starts again.
+    """
+
+    run: str
+    """The run."""
+    epoch: int
+    """Epoch of the trainer that announced it."""
+    version: int
+    """Its number."""
+    address: str
+    """The engine that found so."""
+    cause: str
+    """What was found."""
+    at_ms: int
+    """When, milliseconds since the epoch."""
 
 
 class Cancel(Message, frozen=True, kw_only=True, tag="rollmill.cancel"):
@@ -186,7 +239,7 @@ class Backend(Message, frozen=True, kw_only=True, tag="rollmill.backend"):
             raise ValueError(f"weight is {self.weight}; it is {SMALLEST_WEIGHT:g} to {LARGEST_WEIGHT:g}")
 
 
-Control = RunManifest | Credit | Cursor | FeederStarted | PolicyVersion | Cancel | Breaker | Backend
+Control = RunManifest | Credit | Cursor | FeederStarted | PolicyVersion | Quarantine | Cancel | Breaker | Backend
 
 
 def control_key(record: Control) -> str:
@@ -202,6 +255,8 @@ def control_key(record: Control) -> str:
             key = f"feeder/{record.run}"
         case PolicyVersion():
             key = f"policy/{record.run}"
+        case Quarantine():
+            key = f"quarantine/{record.run}"
         case Cancel():
             key = f"cancel/{record.target}"
         case Backend():

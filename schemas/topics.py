@@ -14,7 +14,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from schemas.control import Backend, Breaker, Cancel, Control, Credit, Cursor, FeederStarted, PolicyVersion, RunManifest
+from schemas.control import (
+    Backend,
+    Breaker,
+    Cancel,
+    Control,
+    Credit,
+    Cursor,
+    FeederStarted,
+    PolicyVersion,
+    Quarantine,
+    RunManifest,
+)
 from schemas.decisions import (
     Alarm,
     Branch,
@@ -231,10 +242,10 @@ METRICS: Topic[Metrics] = Topic(
 )
 CONTROL: Topic[Control] = Topic(
     name="control",
-    carries=(RunManifest, Credit, Cursor, FeederStarted, PolicyVersion, Cancel, Breaker, Backend),
+    carries=(RunManifest, Credit, Cursor, FeederStarted, PolicyVersion, Quarantine, Cancel, Breaker, Backend),
     partitions=1,
     spread=Spread.SINGLE,
-    producers=("producer", "feeder", "trainer", "cancel", "backends", "reaper", "init", "run"),
+    producers=("producer", "feeder", "trainer", "policy", "cancel", "backends", "reaper", "init", "run"),
     consumers=(
         "producer",
         "feeder",

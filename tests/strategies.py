@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
-from schemas.control import LARGEST_WEIGHT, SMALLEST_WEIGHT, Backend
+from schemas.control import LARGEST_WEIGHT, SMALLEST_WEIGHT, Backend, Canary
 from schemas.decisions import TrainerStarted
 from schemas.identity import RUN_NAME
 from schemas.message import Message
@@ -72,6 +72,9 @@ def structs(kind: type[Any]) -> st.SearchStrategy[Any]:
         fields["run"] = st.from_regex(RUN_NAME, fullmatch=True)
         fields["weights_of"] = st.none() | fields["run"]
         return st.builds(kind, **fields).map(_within_its_group)
+    if kind is Canary:
+        prompts = st.lists(st.integers(0, 2**31 - 1), min_size=2, max_size=4)
+        return prompts.map(lambda ids: Canary(tokens=pack_tokens(ids), logprobs=pack_logprobs([-0.5] * (len(ids) - 1))))
     if kind is Backend:
         names = st.from_regex(RUN_NAME, fullmatch=True)
         fields |= {"name": names, "run": st.just("") | names, "url": st.just("http://127.0.0.1:8000")}

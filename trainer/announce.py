@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from infra.wire import Publisher
-from schemas.control import PolicyVersion
+from schemas.control import Canary, PolicyVersion
 from schemas.decisions import VersionPublished
 from schemas.topics import CONTROL
 from trainer.decision_log import DecisionLog
@@ -84,8 +84,8 @@ class Announcer:
                 if time.time() - partial.stat().st_mtime > ABANDONED_S:
                     shutil.rmtree(partial, ignore_errors=True)
 
-    async def announce(self, step: int, directory: Path, digest: str) -> int:
-        """Write a version down, tell the policy, and return its number."""
+    async def announce(self, step: int, directory: Path, digest: str, canary: Canary) -> int:
+        """Write a version down, tell the policy what it is and how to tell it from others, and return its number."""
         version, new = self.number(step, digest)
         if new:
             await self._log.write(
@@ -103,6 +103,7 @@ class Announcer:
                 version=version,
                 directory=str(directory),
                 digest=digest,
+                canary=canary,
             ),
         )
         return version

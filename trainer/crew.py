@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from schemas.control import Canary
 from trainer.algorithm_config import AlgorithmConfig
 from trainer.config import RunConfig
 from trainer.learner import Learner
@@ -64,6 +65,11 @@ class LeadingLearner(Learner):
         """Train on one batch; if it is given up half-way, the others cannot go on either."""
         self._ranks.tell(Call("step", (batch,), self.lr_scale))
         return super().step(batch, cancelled)
+
+    def canary(self) -> Canary:
+        """Return what an engine must say to a fixed prompt; each rank has a part of the weights."""
+        self._ranks.tell(Call("canary"))
+        return super().canary()
 
     def weights(self) -> bytes:
         """Return the weight file of the model, collected from all ranks."""

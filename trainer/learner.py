@@ -22,6 +22,8 @@ import numpy as np
 import torch
 
 from infra.errors import ConfigError, RollmillError
+from infra.inference.canary import canary_of, canary_prompt
+from schemas.control import Canary
 from trainer.adapters import AdaptedPolicy
 from trainer.algorithm_config import AlgorithmConfig, LossLevel
 from trainer.batching import MicroBatch, TokenSequence, micro_batches
@@ -312,6 +314,25 @@ class Learner:
             value_explained=start.judgement.explained if start.judgement else 0.0,
             optimizer_steps=self.optimizer_steps,
         )
+
+    def canary(self) -> Canary:
+        """Return what an engine that has the weights as they are now must say to a fixed prompt."""
+        prompt = canary_prompt(self.vocabulary, self.policy.context)
+        count = len(prompt) - 1
+        asked = TokenSequence(
+            tokens=prompt.astype(np.int64),
+            positions=np.arange(1, count + 1),
+            rollout=np.zeros(count, np.float32),
+            temperature=np.ones(count, np.float32),
+            lag=np.zeros(count, np.int64),
+            trained=np.ones(count, np.float32),
+            advantage=0.0,
+        )
+        found: dict[int, torch.Tensor] = {}
+        with torch.no_grad():
+            for micro, _ in self._passes([asked], [0]):
+                found |= micro.by_member(self.policy.look(micro).logprobs)
+        return canary_of(prompt, self._ranks.merge(found)[0].cpu().numpy())
 
     def weights(self) -> bytes:
         """Return the weight file of the model as it is now: a whole one, adapters merged."""

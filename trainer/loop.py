@@ -548,7 +548,8 @@ class Trainer:
     async def _publish_weights(self) -> int:
         step = self._assembler.steps
         directory, digest = await self._thread.run(lambda: self._announcer.write(step, self._learner.weights()))
-        version = await self._announcer.announce(step, directory, digest)
+        canary = await self._thread.run(self._learner.canary)
+        version = await self._announcer.announce(step, directory, digest, canary)
         self._assembler.published(version, step)
         self._directory = str(directory)
         self._show(version=version)

@@ -62,6 +62,11 @@ class Policy:
         """Number of ids the model knows."""
         return int(self.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
 
+    @property
+    def context(self) -> int:
+        """Most tokens that the model takes."""
+        return int(self.model.config.max_position_embeddings)  # type: ignore[union-attr, arg-type]
+
     def trained(self) -> list[torch.nn.Parameter]:
         """Return what the optimizer moves."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]

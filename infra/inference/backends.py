@@ -14,12 +14,13 @@ from infra.bus import Bus
 from infra.clock import Clock
 from infra.control import ControlView
 from infra.inference.pool import PolicyPool
+from infra.inference.quarantine import refused
 from schemas.control import CONFIGURED, Backend
 
 log = logging.getLogger(__name__)
 
-PREFIX = "backend/"
-"""What the keys of registered engines begin with."""
+PREFIXES = ("backend/", "quarantine/", "policy/")
+"""What the keys begin with that a pool is told of: engines, and which weights may not sample."""
 
 
 @asynccontextmanager
@@ -37,16 +38,21 @@ async def registered(pool: PolicyPool, bus: Bus, clock: Clock, *, url: str) -> A
         BusError: the log is away.
     """
 
-    def take(_: Iterable[str] = ()) -> None:
+    def take() -> None:
         pool.have(in_pool(view.all(Backend), url))
+        pool.refuse(refused(view))
 
-    view = ControlView(bus, clock, told=lambda keys: take() if any(key.startswith(PREFIX) for key in keys) else None)
+    view = ControlView(bus, clock, told=lambda keys: take() if any(map(_matters, keys)) else None)
     try:
         async with view.following():
             take()
             yield
     finally:
         await pool.close()
+
+
+def _matters(key: str) -> bool:
+    return key.startswith(PREFIXES)
 
 
 def in_pool(found: Iterable[Backend], url: str) -> list[Backend]:

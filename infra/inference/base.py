@@ -24,6 +24,7 @@ Error tree::
         ContextOverflow           the prompt leaves no room in the model's context
         ModelPathMissing          the directory of weights does not exist or holds no weights
       BadReply                    it answered nonsense: ids or log-probs missing, short or not finite, spans with gaps
+      WrongWeights                it has loaded a version, and does not have it
 """
 
 from __future__ import annotations
@@ -79,6 +80,10 @@ class ModelPathMissing(PolicyRefused):
 
 class BadReply(PolicyError):
     """The engine's answer cannot be trained on."""
+
+
+class WrongWeights(PolicyError):
+    """An engine has loaded a version, and says to its canary what other weights would say."""
 
 
 class Weights(NamedTuple):
@@ -183,6 +188,8 @@ class ModelInfo:
     """Number format of the weights, such as `float32`."""
     logprobs_mode: str
     """Must be `processed_logprobs`."""
+    scores_paused: bool = False
+    """It answers `score` during a pause too; others wait for its end."""
 
     @property
     def weights(self) -> Weights:
@@ -218,6 +225,16 @@ class PolicyClient(Protocol):
         """
         ...
 
+    async def score(self, token_ids: Sequence[int] | npt.NDArray[np.integer]) -> LogProbs:
+        """Return the log-prob of each id behind the first one, given those before it, at temperature 1; shape (n - 1,).
+
+        By the weights in place, without any cached prefix.
+
+        Raises:
+            PolicyError: one of the tree in this module.
+        """
+        ...
+
     async def info(self) -> ModelInfo:
         """Say what is served now."""
         ...
@@ -236,6 +253,10 @@ class PolicyClient(Protocol):
         Running generations keep their key-value cache and go on with the new weights; no later prompt reuses a
         prefix that older weights computed.
         """
+        ...
+
+    async def label(self, weights: Weights) -> None:
+        """Say which weights are in place, where `load` was wrong about that; no task is sampled by `UNKNOWN` ones."""
         ...
 
     async def close(self) -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -149,6 +149,8 @@ class PolicyPool:
         self._engines: dict[str, PooledEngine] = {}
         self._served: dict[str, Weights] = {}
         """Address of an engine -> what it had when something was sent there last."""
+        self._refused: dict[Weights, str] = {}
+        """Weights that no token is taken of -> why."""
         self._leaving: set[asyncio.Task[None]] = set()
 
     def have(self, backends: Iterable[Backend]) -> None:
@@ -164,6 +166,10 @@ class PolicyPool:
             self._balancer.add(address, self._clock.monotonic(), weight=backend.weight)
             if backend.draining:
                 self._balancer.drain(address)
+
+    def refuse(self, weights: Mapping[Weights, str]) -> None:
+        """Take no token of these weights, each with the reason, and of no others."""
+        self._refused = dict(weights)
 
     def _let_go(self, address: str) -> None:
         self._served.pop(address, None)
@@ -264,6 +270,11 @@ class PolicyPool:
 
     def _check_weights(self, engine: PooledEngine, answer: Generation, wait: _Wait) -> None:
         for span in answer.versions:
+            if (cause := self._refused.get(span.weights)) is not None:
+                engine.doubted()
+                raise _failure(
+                    f"{wait.what}: {named(span.weights)} sampled a part of it, which is in quarantine: {cause}"
+                )
             if not wait.need.suits(span.weights):
                 engine.doubted()
                 raise _failure(
@@ -298,7 +309,11 @@ class PolicyPool:
         return found
 
     def _suitable(self, need: Need) -> list[PooledEngine]:
-        return [engine for engine in self._engines.values() if engine.suits(need)]
+        return [
+            engine
+            for engine in self._engines.values()
+            if engine.suits(need) and not (engine.info is not None and engine.info.weights in self._refused)
+        ]
 
     async def _first_of(self, questions: set[asyncio.Task[None]]) -> None:
         """Wait for one answer; an engine that hangs must not hold up those that come meanwhile."""

@@ -33,7 +33,7 @@ from infra.inference.base import (
     token_limit,
 )
 from infra.inference.ends import ending
-from schemas.transcript import Sampling, TokenIds
+from schemas.transcript import LogProbs, Sampling, TokenIds
 
 Script = Callable[[TokenIds, int], Sequence[int]]
 """What to answer: from the prompt and the seed to ids, cut at a stop id or at the limit of tokens."""
@@ -59,6 +59,12 @@ def noise(vocabulary: int, length: int) -> Script:
         return [byte % vocabulary for byte in digest]
 
     return script
+
+
+def scripted_scores(weights: Weights, ids: TokenIds) -> LogProbs:
+    """Return log-probs that the twin's weights give to ids; other weights are nats away."""
+    seed = hashlib.blake2b(f"{weights}".encode() + ids.tobytes(), digest_size=8).digest()
+    return -10 * np.random.default_rng(int.from_bytes(seed, "little")).random(len(ids) - 1, dtype=np.float32)
 
 
 class ScriptedPolicy:
@@ -92,6 +98,8 @@ class ScriptedPolicy:
         """Directories that were loaded, with their versions."""
         self.sampled = 0
         """Tokens sampled so far."""
+        self.scores: Callable[[Weights, TokenIds], LogProbs] = scripted_scores
+        """What `score` answers."""
         self._script = script
         self._max_model_len = max_model_len
         self._weights = Weights(version)
@@ -144,6 +152,13 @@ class ScriptedPolicy:
             self.cancelled.append(request_id)
             raise
 
+    async def score(self, token_ids: Sequence[int] | npt.NDArray[np.integer]) -> LogProbs:
+        """Answer as `scores` says; see `PolicyClient`."""
+        ids = np.asarray(token_ids, dtype=np.int32)
+        if len(ids) < 2:
+            raise PolicyRefused("a prompt of fewer than two ids has nothing to score")
+        return self.scores(self._weights, ids)
+
     async def info(self) -> ModelInfo:
         """Say what is served now."""
         return ModelInfo(
@@ -154,6 +169,7 @@ class ScriptedPolicy:
             run=self._weights.run,
             dtype="float32",
             logprobs_mode=PROCESSED_LOGPROBS,
+            scores_paused=True,
         )
 
     async def pause(self, mode: PauseMode = "keep") -> None:
@@ -180,6 +196,10 @@ class ScriptedPolicy:
             raise ModelPathMissing(f"no directory {directory}: publish the weights before announcing them")
         self.loaded.append((directory, version))
         self._weights = Weights(version, run)
+
+    async def label(self, weights: Weights) -> None:
+        """Say which weights are in place."""
+        self._weights = weights
 
     async def close(self) -> None:
         """Nothing to give up."""

@@ -4,6 +4,10 @@ Follows `policy/<run>` on the control topic; a record of a lower epoch or versio
 an old trainer that wakes up changes nothing. A load that fails leaves the engine with the weights it has and is tried
 again; the pause is ended either way.
 
+Loaded weights are asked for their canary (`canary.py`): in the pause where the engine answers in one (ours does), right
+behind it where not. An engine that does not have what it loaded is given back what it had; if it is so again, the
+version is put into quarantine, `quarantine/<run>`: no engine loads it any more, and RUN takes no token of it.
+
 Several engines of one run are `sync_pool.py`. An engine serves one run. Its weights carry their run's name, so a second
 synchronisation finds that the first one's run is still training and leaves the engine alone, unless it is told to take
 it; the first one then finds that out and ends.
@@ -19,11 +23,13 @@ from pathlib import Path
 from infra.clock import Clock
 from infra.control import ControlView
 from infra.errors import BusError, RollmillError
-from infra.inference.base import PolicyClient, PolicyError, Weights
+from infra.inference import canary
+from infra.inference.base import UNKNOWN, PolicyClient, PolicyError, PolicyRefused, Weights, WrongWeights
+from infra.inference.quarantine import policy_of, quarantined
 from infra.wire import Publisher
-from schemas.control import Cancel, Credit, PolicyVersion
+from schemas.control import Cancel, Credit, PolicyVersion, Quarantine
 from schemas.telemetry import MetricPoint, Metrics
-from schemas.topics import METRICS
+from schemas.topics import CONTROL, METRICS
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +65,7 @@ class WeightSync:
         run: str,
         take: bool = False,
         turn: asyncio.Lock | None = None,
+        address: str = "",
     ) -> None:
         """Build it.
 
@@ -70,6 +77,7 @@ class WeightSync:
             run: the run.
             take: take the engine from a run that has not ended.
             turn: held during a load, so that of several engines one is loaded at a time; none: all may be.
+            address: where the engine is, for people.
         """
         self._control = control
         self._client = client
@@ -78,7 +86,12 @@ class WeightSync:
         self._run = run
         self._take = take
         self._turn = turn
+        self._address = address
         self._loaded: tuple[int, str] | None = None
+        self._good: PolicyVersion | None = None
+        """What the engine had last, and was not wrong about."""
+        self._doubted: tuple[int, int] | None = None
+        """Epoch and number of a version that it had loaded and did not have."""
 
     async def run(self) -> None:
         """Load what is announced, until cancelled.
@@ -86,10 +99,10 @@ class WeightSync:
         Raises:
             EngineTaken: the engine is that of a run that has not ended, or another run took it.
         """
-        if self._control.get(f"policy/{self._run}", PolicyVersion) is None:
+        if self._control.get(*policy_of(self._run)) is None:
             log.info("no trainer of run %s has announced a version yet: the engine is left as it is", self._run)
         while True:
-            wanted = self._control.get(f"policy/{self._run}", PolicyVersion)
+            wanted = self._wanted()
             try:
                 if wanted is not None and await self._behind(wanted):
                     async with self._turn or nullcontext():
@@ -99,12 +112,16 @@ class WeightSync:
                 await self._clock.sleep(AGAIN_S)
                 continue
             # A version that was announced during the load woke nobody.
-            if self._control.get(f"policy/{self._run}", PolicyVersion) == wanted:
+            if self._wanted() == wanted:
                 await self._control.changed(LOOK_EVERY_S)
+
+    def _wanted(self) -> PolicyVersion | None:
+        """Return the version that was announced last, unless it is in quarantine."""
+        return None if quarantined(self._control, self._run) else self._control.get(*policy_of(self._run))
 
     async def _load_what_is_wanted_now(self) -> PolicyVersion | None:
         """Load it if it still must be; the turn may have been waited for. Return what was wanted."""
-        wanted = self._control.get(f"policy/{self._run}", PolicyVersion)
+        wanted = self._wanted()
         if wanted is not None and (self._turn is None or await self._behind(wanted)):
             await self._load(wanted)
         return wanted
@@ -136,21 +153,95 @@ class WeightSync:
     async def _load(self, wanted: PolicyVersion) -> None:
         began = self._clock.monotonic()
         try:
+            apart = await self._exchange(wanted)
+        except WrongWeights as error:
+            await self._put_back()
+            await self._doubt(wanted, str(error))
+            raise
+        self._good, self._loaded = wanted, (wanted.version, wanted.digest)
+        took_s = self._clock.monotonic() - began
+        log.info("policy serves version %d of run %s after %.2f s", wanted.version, self._run, took_s)
+        await self._tell(wanted.version, {"policy.handover_s": took_s, "policy.canary_nats": apart})
+
+    async def _exchange(self, wanted: PolicyVersion) -> float | None:
+        """Pause, load, ask, resume; return how far the canary's log-probs are from the expected ones, nats.
+
+        Raises:
+            WrongWeights: too far; the engine may still be paused.
+        """
+        try:
             # Inside: a pause whose answer was lost may hold, and must be ended too.
             await self._client.pause("keep")
             await self._client.load(Path(wanted.directory), wanted.version, self._run)
+            in_pause = (await self._client.info()).scores_paused
+            apart = await self._ask(wanted) if in_pause else None
+        except WrongWeights:
+            raise
         except BaseException:
             await self._end_pause()
             raise
         await self._client.resume()
-        self._loaded = (wanted.version, wanted.digest)
-        took_s = self._clock.monotonic() - began
-        log.info("policy serves version %d of run %s after %.2f s", wanted.version, self._run, took_s)
-        point = MetricPoint(name="policy.handover_s", value=took_s, at_ms=self._clock.now_ms(), step=wanted.version)
+        return apart if in_pause else await self._ask(wanted)
+
+    async def _ask(self, wanted: PolicyVersion) -> float | None:
+        """Return how far the engine is from what was announced; None if that is not to be known."""
+        if wanted.canary is None:
+            return None
+        apart = canary.apart(wanted.canary, await self._client.score(wanted.canary.prompt))
+        if not apart < canary.LIMIT_NATS:
+            raise WrongWeights(
+                f"what it says to the canary of version {wanted.version} is {apart:.3g} nats from the trainer's in the "
+                f"mean, and up to {canary.LIMIT_NATS:g} is rounding: {wanted.directory} holds other weights than were "
+                "announced, or the engine did not load them whole"
+            )
+        return apart
+
+    async def _put_back(self) -> None:
+        """Give the engine what it had, or, where that is gone, say that what it has is no version."""
         try:
-            await self._publisher.publish(METRICS, Metrics(run=self._run, service="policy", points=(point,)))
+            await self._client.pause("keep")
+            if self._good is not None:
+                await self._client.load(Path(self._good.directory), self._good.version, self._run)
+            else:
+                await self._client.label(UNKNOWN)
+        except PolicyRefused as error:
+            log.warning("version %d cannot be put back: %s", self._good.version if self._good else 0, error)
+            await self._client.label(UNKNOWN)
+        finally:
+            await self._end_pause()
+
+    async def _doubt(self, wanted: PolicyVersion, cause: str) -> None:
+        """Count against a version; the second time in a row it is put into quarantine."""
+        place = (wanted.epoch, wanted.version)
+        if self._doubted != place:
+            self._doubted = place
+            return
+        log.error("version %d of run %s is put into quarantine: %s", wanted.version, self._run, cause)
+        record = Quarantine(
+            run=self._run,
+            epoch=wanted.epoch,
+            version=wanted.version,
+            address=self._address,
+            cause=cause,
+            at_ms=self._clock.now_ms(),
+        )
+        try:
+            await self._publisher.publish(CONTROL, record)
         except BusError as error:
-            log.warning("metric %s not published: %s", point.name, error)
+            log.warning("the quarantine of version %d is not published yet: %s", wanted.version, error)
+
+    async def _tell(self, version: int, values: dict[str, float | None]) -> None:
+        """Send metrics; they are not worth a hand-over."""
+        now_ms = self._clock.now_ms()
+        points = tuple(
+            MetricPoint(name=name, value=value, at_ms=now_ms, step=version)
+            for name, value in values.items()
+            if value is not None
+        )
+        try:
+            await self._publisher.publish(METRICS, Metrics(run=self._run, service="policy", points=points))
+        except BusError as error:
+            log.warning("metrics of version %d not published: %s", version, error)
 
     async def _end_pause(self) -> None:
         """Let the engine sample on after a load that did not end well; what went wrong is said by its own error."""

@@ -116,6 +116,7 @@ class PoolSync:
                 run=self._run,
                 take=self._take,
                 turn=self._turn,
+                address=url,
             ).run()
         finally:
             await client.close()

@@ -45,7 +45,7 @@ from infra.inference.base import (
 )
 from infra.inference.ends import cut
 from infra.inference.model_digest import TokenizerMissing, tokenizer_digest
-from schemas.transcript import Sampling
+from schemas.transcript import LogProbs, Sampling
 
 Reply = TypeVar("Reply")
 
@@ -123,6 +123,20 @@ class VllmClient:
             await self._note(generation.versions[-1].weights)
         return cut(generation, sampling, stop_token_ids)
 
+    async def score(self, token_ids: Sequence[int] | npt.NDArray[np.integer]) -> LogProbs:
+        """Return what the weights in place say to ids; see `PolicyClient`."""
+        ids = np.asarray(token_ids, dtype=np.int64).tolist()
+        if len(ids) < 2:
+            raise PolicyRefused(f"a prompt of {len(ids)} ids has nothing to score")
+        request = wire.GenerateRequest(
+            token_ids=ids,
+            # The one sampled id is the price of an answer; greedy, it draws nothing.
+            sampling_params=wire.SamplingParams(prompt_logprobs=0, temperature=0.0, max_tokens=1, detokenize=False),
+            model=self._model,
+        )
+        body = await self._call("POST", wire.GENERATE, body=request)
+        return _scores(_decode(body, wire.GenerateResponse, wire.GENERATE), ids)
+
     async def info(self) -> ModelInfo:
         """Say what is served now; see `PolicyClient`."""
         card = await self._card()
@@ -138,6 +152,7 @@ class VllmClient:
             run=weights.run,
             dtype=dtype,
             logprobs_mode=mode,
+            scores_paused=card.scores_paused,
         )
 
     async def health(self) -> None:
@@ -164,16 +179,16 @@ class VllmClient:
         """
         await self._require_loadable(directory)
         before = await self._weights()
-        await self._label(UNKNOWN)
+        await self.label(UNKNOWN)
         call = wire.CollectiveRpc(method="reload_weights", kwargs=wire.ReloadWeights(weights_path=str(directory)))
         try:
             await self._call("POST", wire.COLLECTIVE_RPC, body=call)
         except PolicyRefused:
-            await self._label(before)  # nothing was changed
+            await self.label(before)  # nothing was changed
             raise
         await self._call("POST", wire.RESET_PREFIX_CACHE)
         given = Weights(version, run)
-        await self._label(given)
+        await self.label(given)
         if (found := await self._weights()) != given:
             raise BadReply(
                 f"{self.url} was given version {wire.label(given)} and reports {wire.label(found)}: another loader is "
@@ -214,7 +229,8 @@ class VllmClient:
         self._newest = found
         return found
 
-    async def _label(self, weights: Weights) -> None:
+    async def label(self, weights: Weights) -> None:
+        """Say which weights are in place; see `PolicyClient`."""
         await self._call("POST", wire.UPDATE_WEIGHT_VERSION, body=wire.NewVersion(new_version=wire.label(weights)))
 
     async def _note(self, seen: Weights) -> None:
@@ -337,6 +353,19 @@ def _generation(reply: wire.GenerateResponse) -> Generation:
             for weights in [_labelled(span.version)]
         ),
     )
+
+
+def _scores(reply: wire.GenerateResponse, ids: Sequence[int]) -> LogProbs:
+    """Return the log-probs of a prompt's ids behind the first one."""
+    said = reply.prompt_logprobs or []
+    if len(said) != len(ids):
+        raise BadReply(
+            f"a prompt of {len(ids)} ids came with {len(said)} log-probs: the engine must honour prompt_logprobs"
+        )
+    found = [entry.get(str(token)) if entry else None for token, entry in zip(ids[1:], said[1:], strict=True)]
+    if any(entry is None for entry in found):
+        raise BadReply("a log-prob of the prompt is that of another id")
+    return np.array([entry.logprob for entry in found if entry is not None], dtype=np.float32)
 
 
 def _finish(reason: str | None) -> FinishReason:

@@ -45,6 +45,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """0 and -1 are off."""
     min_p: float = 0.0
     max_tokens: int = 16
+    prompt_logprobs: int | None = None
+    """The same for the ids of the prompt, by what the model says at temperature 1."""
     logprobs: int | None = None
     """Number of alternatives beside the sampled token; 0 asks for the sampled one's log-prob alone."""
     seed: int | None = None
@@ -115,15 +117,23 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     weight_versions: list[WeightVersion] | None = None
 
 
-class GenerateResponse(msgspec.Struct, frozen=True, kw_only=True):
+class PromptLogProb(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model says of an id of the prompt."""
+
+    logprob: float
+
+
+class GenerateResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The answers to one prompt."""
 
     request_id: str
     choices: list[Choice]
+    prompt_logprobs: list[dict[str, PromptLogProb] | None] | None = None
+    """By id, for each place of the prompt; nothing is said of the first."""
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """What is served; the last three fields are ours, and empty from vLLM."""
+    """What is served; the last four fields are ours, and empty from vLLM."""
 
     id: str
     max_model_len: int | None = None
@@ -132,6 +142,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_digest: str = ""
     dtype: str = ""
     logprobs_mode: str = ""
+    scores_paused: bool = False
+    """Prompts are scored during a pause too."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

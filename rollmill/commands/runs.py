@@ -10,6 +10,7 @@ from infra.clock import SystemClock
 from infra.config import Config
 from infra.connect import connected
 from infra.control import ControlView, control_now
+from infra.inference.quarantine import quarantined
 from rollmill import output
 from schemas.control import Cancel, Credit, Cursor, PolicyVersion, RunManifest
 
@@ -40,6 +41,7 @@ def _describe(view: ControlView, manifest: RunManifest) -> dict[str, Any]:
         "samples": manifest.samples,
         "admitted": cursor.admitted if cursor else None,
         "version": policy.version if policy else None,
+        "quarantined": bad.cause if (bad := quarantined(view, run)) else None,
         "trainer": None if credit is None else "ended" if credit.closed else "open",
         "cancelled": None if cancel is None else cancel.cause,
     }
@@ -50,3 +52,10 @@ def _show(result: dict[str, Any]) -> None:
     rows = [["-" if row[column] is None else row[column] for column in columns] for row in result["runs"]]
     titles = {"samples": "samples of a group", "admitted": "groups admitted"}
     output.print_table("runs", [titles.get(column, column) for column in columns], rows)
+    for row in result["runs"]:
+        if row["quarantined"] is not None:
+            output.console.print(
+                f"run {row['run']}: version {row['version']} is in quarantine, loaded nowhere: {row['quarantined']}",
+                style="red",
+                markup=False,
+            )

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from infra.inference.base import (
+    UNKNOWN,
     ContextOverflow,
     ModelPathMissing,
     PolicyClient,
@@ -234,6 +235,43 @@ async def test_info_says_what_samples(subject):
     info = await subject.client.info()
     assert (info.max_model_len, info.version) == (CONTEXT, 0)
     assert (info.dtype, info.logprobs_mode) == ("float32", "processed_logprobs")
+
+
+async def test_a_score_is_what_the_weights_in_place_say_to_the_prompt(subject):
+    """A number for each id behind the first, the same at every call, and another one by other weights."""
+    prompt = np.array([5, 3, 8, 1, 1, 9], np.int32)
+    before = await subject.client.score(prompt)
+    assert (before.shape, before.dtype) == ((5,), np.float32)
+    assert np.all(before <= 0)
+    # Neither what is cached of the prompt changes it, nor what is asked meanwhile.
+    asking = asyncio.create_task(subject.client.generate(prompt, Sampling(), seed=1, request_id="a", max_tokens=8))
+    np.testing.assert_allclose(await subject.client.score(prompt), before, atol=1e-4)
+    await asking
+    await put_in_place(subject.client, subject.weights[1], 1, "trained")
+    assert np.abs(await subject.client.score(prompt) - before).mean() > 0.1
+
+
+async def test_a_score_in_a_pause_is_there_where_the_engine_says_so(subject):
+    """Where it does not, the score comes behind the pause."""
+    await subject.client.pause("keep")
+    asking = asyncio.create_task(subject.client.score(PROMPT))
+    if not (await subject.client.info()).scores_paused:
+        await subject.client.resume()
+    assert (await asking).shape == (len(PROMPT) - 1,)
+    await subject.client.resume()
+
+
+async def test_a_prompt_with_nothing_to_score_is_refused(subject):
+    """The first id has nothing before it."""
+    with pytest.raises(PolicyRefused):
+        await subject.client.score([5])
+
+
+async def test_weights_can_be_called_nobodys(subject):
+    """So no task is sampled by them."""
+    await subject.client.label(UNKNOWN)
+    assert (await subject.client.info()).weights == UNKNOWN
+    await subject.client.label(Weights(0))
 
 
 async def test_a_change_of_weights_inside_an_answer_shows_in_its_spans(subject):

@@ -14,12 +14,14 @@ from schemas.claim import ClaimCheck
 from schemas.control import (
     Backend,
     Breaker,
+    Canary,
     Cancel,
     Credit,
     Cursor,
     FeederStarted,
     Outage,
     PolicyVersion,
+    Quarantine,
     RunManifest,
 )
 from schemas.decisions import (
@@ -284,7 +286,22 @@ SAMPLES: dict[str, Message] = {
     ),
     "rollmill.cursor": Cursor(run=RUN, admitted=20, passed=31, taking=True),
     "rollmill.feeder_started": FeederStarted(run=RUN, feeder="feeder-71@node", source="keydoor"),
-    "rollmill.policy_version": PolicyVersion(run=RUN, epoch=12, version=6, directory="versions/6", digest="e" * 64),
+    "rollmill.policy_version": PolicyVersion(
+        run=RUN,
+        epoch=12,
+        version=6,
+        directory="versions/6",
+        digest="e" * 64,
+        canary=Canary(tokens=pack_tokens([5, 70_000, 9]), logprobs=pack_logprobs([-0.5, -12.25])),
+    ),
+    "rollmill.quarantine": Quarantine(
+        run=RUN,
+        epoch=12,
+        version=6,
+        address="http://127.0.0.1:8000",
+        cause="0.9 nats from the trainer's",
+        at_ms=NOW_MS,
+    ),
     "rollmill.cancel": Cancel(target=f"{RUN}/{GROUP}/3", cause="by request"),
     "rollmill.backend": Backend(name="gpu-3", url="http://127.0.0.1:8000", weight=2.0, draining=True, run=RUN),
     "rollmill.breaker": Breaker(
@@ -390,6 +407,8 @@ OLDER: dict[str, Message] = {
     "rollmill.trajectory.cancelled.3": before("rollmill.trajectory.cancelled", task=ENDLESS_TASK),
     "rollmill.trajectory.expired.3": before("rollmill.trajectory.expired", task=ENDLESS_TASK),
     "rollmill.run.1": before("rollmill.run"),
+    # Before a version came with a canary.
+    "rollmill.policy_version.1": before("rollmill.policy_version", canary=None),
 }
 """File name -> message that it means now: bytes of writers from before a field was added; logs still hold them."""
 

@@ -96,9 +96,20 @@ class PolicyServer:
         body = await _read(http, wire.GenerateRequest)
         if body.model not in {None, self._served.name}:
             raise PolicyRefused(f"model {body.model!r} is not served here, {self._served.name!r} is")
+        if body.sampling_params.prompt_logprobs is not None:
+            return _json(await self._score(body))
         request = _request(body)
         generation = await asyncio.wrap_future(self._engine.submit(request))
         return _json(_response(request.request_id, generation))
+
+    async def _score(self, body: wire.GenerateRequest) -> wire.GenerateResponse:
+        """Score a prompt. What is sampled besides nobody wants, so nothing is; a pause does not matter."""
+        if body.sampling_params.prompt_logprobs or body.sampling_params.max_tokens != 1:
+            raise PolicyRefused("this engine scores prompts alone: ask with prompt_logprobs = 0 and max_tokens = 1")
+        ids = body.token_ids
+        found = await asyncio.wrap_future(self._engine.score(np.array(ids, dtype=np.int32)))
+        said = [{str(token): wire.PromptLogProb(logprob=value)} for token, value in zip(ids[1:], found, strict=True)]
+        return wire.GenerateResponse(request_id=body.request_id, choices=[], prompt_logprobs=[None, *said])
 
     async def pause(self, http: web.Request) -> web.Response:
         """Stop sampling; `mode` as in vLLM, whose default is `abort`."""
@@ -162,6 +173,7 @@ class PolicyServer:
             tokenizer_digest=self._served.tokenizer_digest,
             dtype=self._engine.dtype,
             logprobs_mode=PROCESSED_LOGPROBS,
+            scores_paused=True,
         )
         return _json(wire.ModelList(data=[card]))
 

@@ -26,7 +26,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -228,7 +228,7 @@ class Engine:
             PolicyRefused: the prompt is empty or asks for ids the model does not have.
             PolicyOverloaded: too many requests wait.
         """
-        self._check(request)
+        self._check_prompt(request.prompt)
         with self._lock:
             if self._pending >= self.limits.max_waiting:
                 raise PolicyOverloaded(
@@ -238,6 +238,15 @@ class Engine:
         entry = _Running(request=request, future=Future())
         self._inbox.put(lambda: self._waiting.append(entry))
         return entry.future
+
+    def score(self, prompt: TokenIds) -> Future[list[float]]:
+        """Return the log-prob of each id behind the first one, between two steps; a pause does not matter.
+
+        Raises:
+            ContextOverflow, PolicyRefused: as `submit`.
+        """
+        self._check_prompt(prompt)
+        return self._call(lambda: self._score(prompt))
 
     def abort(self, request_ids: frozenset[str] | None) -> Future[int]:
         """End requests by name, or all; each gets what it has with reason `abort`. Gives the number ended."""
@@ -288,8 +297,8 @@ class Engine:
         self._inbox.put(act)
         return future
 
-    def _check(self, request: Request) -> None:
-        length = len(request.prompt)
+    def _check_prompt(self, prompt: TokenIds) -> None:
+        length = len(prompt)
         if length == 0:
             raise PolicyRefused("the prompt is empty; a policy needs at least one token")
         if length >= self.max_model_len:
@@ -298,7 +307,7 @@ class Engine:
                 f"{self.max_model_len}; end the episode as truncated, or raise max_model_len"
             )
         vocabulary = self._vocabulary
-        if int(request.prompt.min()) < 0 or int(request.prompt.max()) >= vocabulary:
+        if int(prompt.min()) < 0 or int(prompt.max()) >= vocabulary:
             raise PolicyRefused(f"the prompt has ids outside 0 .. {vocabulary - 1}: it comes from another tokenizer")
 
     # What runs on the engine's thread.
@@ -446,6 +455,20 @@ class Engine:
         # False: the asker withdrew in this very moment and wants no answer.
         if entry.future.set_running_or_notify_cancel():
             entry.future.set_result(entry.generation(reason))
+
+    def _score(self, prompt: TokenIds) -> list[float]:
+        # A cache of its own: nothing that is cached has a part in it, and nothing of it is found later.
+        length = len(prompt)
+        cache = SlotCache(replace(self._cache.shape, slots=1, max_len=length), self._dtype)
+        none, all_of_it = np.array([0]), np.array([length])
+        step = plan(cache, none, none, all_of_it)
+        ids = torch.from_numpy(prompt.astype(np.int64))
+        output = self._model(
+            input_ids=ids.unsqueeze(0), position_ids=step.positions.unsqueeze(0), use_cache=False, step=step
+        )
+        said = output.logits[0, :-1].float().log_softmax(dim=-1).gather(1, ids[1:].unsqueeze(1))
+        found: list[float] = said.squeeze(1).tolist()
+        return found
 
     def _abort(self, request_ids: frozenset[str] | None) -> int:
         def named(entry: _Running) -> bool:

@@ -38,7 +38,7 @@ def test_the_page_has_a_row_for_each_service():
     """Empty cells say so."""
     rows = access_table().splitlines()[2:]
     assert [row.split(" ")[1] for row in rows] == [needed.service for needed in access()]
-    assert "| policy | `control` | `metrics` | - |" in rows
+    assert "| policy | `control` | `metrics`, `control` | - |" in rows
     assert all("|  |" not in row for row in rows)
 
 

@@ -5,10 +5,14 @@ import pytest
 import torch
 from synthetic_batch import VOCABULARY, create_model
 
+from infra.inference.canary import apart
+from infra.inference.local_server.engine import Engine
+from infra.inference.local_server.weights import load_model as load_slot_model
 from trainer.algorithm_config import AlgorithmConfig
 from trainer.batching import TokenSequence, micro_batches
 from trainer.forward import sampled_logprobs
 from trainer.learner import Diverged, Interrupted, Learner, StepBatch
+from trainer.weights import write_model_directory
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +53,27 @@ def batch(seed=0, groups=4, siblings=4):
 
 def weights(learner):
     return torch.cat([p.detach().flatten() for p in learner.model.parameters()])
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"batching": "packing"}, {"lora": {"rank": 2}}], ids=["padded", "packed", "adapters"]
+)
+def test_the_canary_is_what_an_engine_with_the_published_weights_says(model, tmp_path, changes):
+    """And not what one with those of a step before says."""
+    subject = learner(model, lr=0.1, **changes)
+    found = []
+    for name in ("before", "after"):
+        write_model_directory(tmp_path / name, subject.weights(), model)
+        found.append(subject.canary())
+        subject.step(batch())
+
+    for folder, distances in (("before", (0.0, None)), ("after", (None, 0.0))):
+        engine = Engine(load_slot_model(tmp_path / folder, torch.float32))
+        engine.start()
+        for canary, distance in zip(found, distances, strict=True):
+            said = apart(canary, np.array(engine.score(canary.prompt).result(20), np.float32))
+            assert said < 1e-4 if distance == 0.0 else said > 0.01
+        engine.stop()
 
 
 def test_the_same_step_from_the_same_weights_gives_the_same_bytes(model):

@@ -144,6 +144,7 @@ def test_what_rank_0_is_asked_for_all_learners_do(model, tmp_path):
     leader.lr_scale = 0.5
     leader.step(batch(3))
     weights = leader.weights()
+    leader.canary()
 
     followers = []
 
@@ -166,6 +167,7 @@ def test_what_rank_0_is_asked_for_all_learners_do(model, tmp_path):
         "restore",
         "step",
         "weights",
+        "canary",
     ]
 
 
