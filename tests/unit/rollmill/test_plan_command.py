@@ -13,7 +13,7 @@ from trainer.config import load_config
 from trainer.plan_figures import Figure
 
 ROOT = Path(__file__).parents[3]
-EXAMPLES = sorted((ROOT / "examples").rglob("*.toml"))
+EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*.toml") if path.name != "pyproject.toml")
 
 MINIMAL = 'run = "r"\nmodel = "nowhere"\ndirectory = "d"\n'
 MODEL = """
