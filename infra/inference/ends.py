@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from infra.inference.base import Generation, VersionSpan
+from infra.inference.base import FinishReason, Generation, VersionSpan
 from schemas.transcript import Repetition, Sampling, TokenIds
 
 End = Literal["stop_sequence", "repetition"]
@@ -66,6 +66,11 @@ def cut(answer: Generation, sampling: Sampling, stop_token_ids: Sequence[int]) -
     stop, reason = min(ends, key=lambda end: (end[0], end[1] == "repetition"))
     if stop == len(answer.token_ids) and answer.token_ids[-1] in stop_token_ids:
         return answer  # as `ending` is asked only where no stop id has ended the answer
+    return shortened(answer, stop, reason)
+
+
+def shortened(answer: Generation, stop: int, reason: FinishReason) -> Generation:
+    """Return the first tokens of an answer, as what ended there for this reason."""
     return replace(
         answer,
         token_ids=answer.token_ids[:stop],

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,10 +60,14 @@ class Conversation:
         self._renderer = renderer
         self._tools = tools
         self._said = [self._shown(message) for message in messages]
-        self._marked = list(self._said)
+        self._marked = self._said
         """The same, with marks for the answers of this segment."""
         self._rendered = ""
         """The last prompt, with marks."""
+
+    def copy(self) -> Conversation:
+        """Return one that goes on by itself from where this one is."""
+        return copy(self)  # its lists are replaced, never changed
 
     def opening(self) -> TokenIds:
         """Return the ids of the first prompt, shape (T,), int32. Raises ConfigError if the template fails."""
@@ -82,14 +87,14 @@ class Conversation:
         """
         said, marks = _marked(answer)
         behind = [self._shown(message) for message in after]
-        self._said += [as_message("assistant", answer), *behind]
-        self._marked += [as_message("assistant", said), *behind]
+        self._said = [*self._said, as_message("assistant", answer), *behind]
+        self._marked = [*self._marked, as_message("assistant", said), *behind]
         rendered = self._renderer.render(self._marked, self._tools)
         kept = marks.match(rendered, len(self._rendered)) if rendered.startswith(self._rendered) else None
         if kept is not None:
             self._rendered = rendered
             return Prompt(self._renderer.glue(rendered[kept.end() :], last), rewritten=False)
-        self._marked = list(self._said)
+        self._marked = self._said
         return Prompt(self.opening(), rewritten=True)
 
     def _shown(self, message: dict[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from schemas.transcript import SampledSpan, TokenIds, Transcript, Turn, pack_log
 from stages.handlers.base import Action, Invalid
 from stages.run.conversation import Conversation, Prompt, as_message
 from stages.run.render import Renderer
+from stages.run.segment import spans_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,19 +189,7 @@ class EpisodeMachine:
         )
 
     def _record(self, answer: Generation, engine: ModelInfo) -> None:
-        offset, expected = len(self._mask), self._task.weights_of or self._task.run
-        for span in answer.versions:
-            self._spans.append(
-                SampledSpan(
-                    start=offset + span.start,
-                    stop=offset + span.stop,
-                    version=span.version,
-                    sampling=self._task.sampling,
-                    dtype=engine.dtype,
-                    logprobs_mode=engine.logprobs_mode,
-                    weights_of="" if span.run in {"", expected} else span.run,
-                )
-            )
+        self._spans += spans_of(answer, engine, self._task, offset=len(self._mask))
         self._append(answer.token_ids, answer.logprobs, sampled=True)
 
     def _append(self, ids: TokenIds, logprobs: Any, *, sampled: bool) -> None:
