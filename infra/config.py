@@ -136,6 +136,32 @@ class PolicyConfig(Section):
     generate_timeout_s: Pause = Field(600.0, description="Longest wait for one answer of the engine.")
 
 
+class ProxyConfig(Section):
+    """Where RUN answers agents that only know a `base_url`; it listens once the first of their episodes is there."""
+
+    host: str = Field("127.0.0.1", min_length=1, description="Address that it listens on; 0.0.0.0 is every one.")
+    port: int = Field(
+        0, ge=0, le=HIGHEST_PORT, description="Port that it listens on, for each RUN worker another one; 0: a free one."
+    )
+    url: str = Field(
+        "", description="Its address as agents see it, `http://host:{port}`; by default the one that it listens on."
+    )
+    body_bytes: int = Field(16 * 1024 * 1024, gt=0, le=MAX_BYTES, description="Largest request, bytes.")
+
+    @field_validator("url")
+    @classmethod
+    def _can_be_called(cls, value: str) -> str:
+        if value:
+            _http_address(value.replace("{port}", "1"))
+        return value
+
+    @model_validator(mode="after")
+    def _can_be_named(self) -> Self:
+        if self.host in {"0.0.0.0", "::"} and not self.url:  # noqa: S104 - compared, not listened on
+            raise ValueError(f"host is {self.host}, which no agent can call: set url to the address as agents see it")
+        return self
+
+
 class EnvHostConfig(Section):
     """The environment host."""
 
@@ -227,6 +253,7 @@ class Config(Section):
 
     bus: BusConfig = BusConfig()
     policy: PolicyConfig = PolicyConfig()
+    proxy: ProxyConfig = ProxyConfig()
     envhost: EnvHostConfig = EnvHostConfig()
     clickhouse: ClickHouseConfig = ClickHouseConfig()
     board: BoardConfig = BoardConfig()

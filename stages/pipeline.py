@@ -24,6 +24,7 @@ from infra.stage import Member
 from infra.wire import Publisher
 from stages.eval.stage import grade
 from stages.init.stage import InitStage
+from stages.run.proxy import Proxy
 from stages.run.render import Renderer
 from stages.run.stage import RunStage
 from stages.wiring import eval_stage, init_stage, run_stage
@@ -59,12 +60,16 @@ class Pipeline:
             tokenizer_digest=outside.renderer.digest,
         )
         pool.have(in_pool([], config.policy.url))
+        self._proxy = Proxy(
+            policy=pool, renderer=outside.renderer, clock=clock, config=config.proxy, model=config.policy.name
+        )
         run = RunStage(
             hosts=PatientHosts(outside.host, clock, for_run),
             policy=pool,
             renderer=outside.renderer,
             clock=clock,
             worker=worker,
+            proxy=self._proxy,
         )
         self._members = [
             Member(
@@ -103,6 +108,6 @@ class Pipeline:
 
     async def run(self) -> None:
         """Work until stopped; one stage that breaks stops the others."""
-        async with asyncio.TaskGroup() as group:
+        async with self._proxy, asyncio.TaskGroup() as group:
             for member in self._members:
                 group.create_task(member.run())

@@ -3,6 +3,10 @@
 `init` is called in INIT, `act` in RUN, `grade` in EVAL, from the record alone; `environment` only in the environment
 host. A handler that raises fails the rollout with a typed failure; it never costs the policy a reward and never stops
 a stage. Success and the shaped reward are kept apart: `success` is in [0, 1] and unshaped.
+
+A family whose agent is a program of its own, which only knows the `base_url` of a chat API, is a *harness*: it says so
+by `harness = True`. RUN answers its calls (`stages/run/harness.py`) instead of driving turns, so `act` is never called,
+and the messages of `init` are shown to nobody.
 """
 
 from __future__ import annotations
@@ -84,3 +88,8 @@ class Handler(Protocol):
     def grade(self, rollout: Rollout, verdict: Mapping[str, Any]) -> Grade:
         """Score a finished rollout from its record and the environment's final state."""
         ...
+
+
+def is_harness(handler: Handler) -> bool:
+    """Tell whether a family's agent drives itself; one that does not speak of it has none."""
+    return getattr(handler, "harness", False) is True

@@ -12,6 +12,7 @@ from infra.inference.pool import PolicyPool
 from infra.inference.vllm import VllmClient
 from infra.stage import Member
 from stages.process import Surroundings, guards_of, stage_command
+from stages.run.proxy import Proxy
 from stages.run.render import Renderer
 from stages.run.stage import RunStage
 from stages.wiring import run_stage
@@ -27,11 +28,17 @@ async def member(around: Surroundings) -> AsyncIterator[Member]:
         return VllmClient(url, model=settings.name, generate_timeout_s=settings.generate_timeout_s)
 
     pool = PolicyPool(connect, clock, guards, wait_s=settings.wait_s, tokenizer_digest=renderer.digest)
+    proxy = Proxy(policy=pool, renderer=renderer, clock=clock, config=around.config.proxy, model=settings.name)
     run = RunStage(
-        hosts=PatientHosts(hosts, clock, guards), policy=pool, renderer=renderer, clock=clock, worker=around.worker
+        hosts=PatientHosts(hosts, clock, guards),
+        policy=pool,
+        renderer=renderer,
+        clock=clock,
+        worker=around.worker,
+        proxy=proxy,
     )
     try:
-        async with registered(pool, around.bus, clock, url=settings.url):
+        async with proxy, registered(pool, around.bus, clock, url=settings.url):
             yield around.member(run_stage(run.handle, run.withdraw), around.config.run, outages=guards)
     finally:
         await hosts.disconnect()

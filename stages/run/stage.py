@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import partial
 from typing import NoReturn
 
@@ -29,9 +30,12 @@ from infra.stage import Done
 from schemas import transcript
 from schemas.messages import Episode, Rollout
 from schemas.outcome import Boundary, FailureKind, StopReason
-from stages.handlers.base import Action, Handler, Invalid
+from schemas.transcript import Transcript
+from stages.handlers.base import Action, Handler, Invalid, is_harness
 from stages.handlers.registry import handler
 from stages.run.episode import Act, Ask, EpisodeMachine, Stop
+from stages.run.harness import play, with_outcome
+from stages.run.proxy import Proxy
 from stages.run.render import Renderer
 
 log = logging.getLogger(__name__)
@@ -55,6 +59,7 @@ class RunStage:
         renderer: Renderer,
         clock: Clock,
         worker: str,
+        proxy: Proxy | None = None,
     ) -> None:
         """Build the stage.
 
@@ -64,7 +69,9 @@ class RunStage:
             renderer: tokenizer and template of the engines' model.
             clock: time.
             worker: this worker's name.
+            proxy: answers agents that drive themselves; without it episodes of theirs fail.
         """
+        self._proxy = proxy
         self._hosts = hosts
         self._policy = policy
         self._renderer = renderer
@@ -140,6 +147,8 @@ class RunStage:
     async def _run(
         self, episode: Episode, family: Handler, engine: ModelInfo, host: EnvHostClient, claim: Claimed
     ) -> Done[Rollout]:
+        if is_harness(family):
+            return await self._let_play(episode, engine, host, claim)
         async with heartbeat(host, claim.lease, claim.token, clock=self._clock):
             machine = EpisodeMachine(
                 episode, self._renderer, engine, _guarded(family), invalid_ends=family.invalid_ends
@@ -147,9 +156,32 @@ class RunStage:
             backends: dict[str, None] = {}
             stop = await self._drive(episode, machine, host, claim, backends)
             verdict = await host.verdict(claim.lease, claim.token)
-        rollout = self._rollout(episode, machine, stop, verdict, " ".join(backends))
+        rollout = self._rollout(episode, machine.transcript(), stop, verdict, backends)
 
         async def close() -> None:
+            await host.close(claim.lease, claim.token)
+
+        return Done(rollout, close)
+
+    async def _let_play(
+        self, episode: Episode, engine: ModelInfo, host: EnvHostClient, claim: Claimed
+    ) -> Done[Rollout]:
+        """Run an episode whose agent drives itself."""
+        if self._proxy is None:
+            cause = f"family {episode.task.family!r} is a harness, and this worker has no proxy for its agents"
+            raise Failure(FailureKind.INVALID_TASK, Boundary.TASK, cause)
+        with ExitStack() as unrecorded:
+            async with heartbeat(host, claim.lease, claim.token, clock=self._clock):
+                async with self._proxy.opened(episode, engine) as (opened, address):
+                    unrecorded.callback(opened.settle, recorded=False)
+                    await play(opened, address, host, claim)
+                record = opened.transcript()
+                verdict = with_outcome(await host.verdict(claim.lease, claim.token), opened.outcome)
+            rollout = self._rollout(episode, record, opened.stop, verdict, opened.backends)
+            unrecorded.pop_all()
+
+        async def close() -> None:
+            opened.settle(recorded=True)
             await host.close(claim.lease, claim.token)
 
         return Done(rollout, close)
@@ -197,9 +229,13 @@ class RunStage:
         return await self._policy.generate(machine.prompt, request, _need(episode))
 
     def _rollout(
-        self, episode: Episode, machine: EpisodeMachine, stop: StopReason, verdict: dict[str, object], backend: str
+        self,
+        episode: Episode,
+        record: Transcript,
+        stop: StopReason,
+        verdict: dict[str, object],
+        backends: Iterable[str],
     ) -> Rollout:
-        record = machine.transcript()
         with boundary(Boundary.TRANSCRIPT, FailureKind.ENGINE):
             transcript.check(record)
         return Rollout(
@@ -207,7 +243,7 @@ class RunStage:
             transcript=record,
             verdict=verdict,
             stop=stop,
-            backend=backend,
+            backend=" ".join(backends),
             worker=self._worker,
             tokenizer_digest=self._renderer.digest,
         )

@@ -144,10 +144,12 @@ class Agent:
         self.played, self.pending = played, None
         self.history = [system(prompt), user("begin")]
 
-    def act(self, what, text, *, ends):
+    def act(self, what, text, *, ends, other):
         """Do one thing, if it can be done now."""
         if self.pending is None:
-            if what == "rewrite":
+            if what == "take over":
+                self.history = other.history
+            elif what == "rewrite":
                 self.history = [self.history[0], user(text)]
             elif what == "back" and len(self.history) > 3:
                 self.history = [*self.history[:-3], user(text)]
@@ -169,7 +171,10 @@ class Agent:
     prompts=st.lists(st.sampled_from(["be brief", "be kind"]), min_size=1, max_size=3),
     moves=st.lists(
         st.tuples(
-            st.integers(0, 2), st.sampled_from(["go", "go", "go", "drop", "rewrite", "back"]), ANSWER, st.booleans()
+            st.integers(0, 2),
+            st.sampled_from(["go", "go", "go", "go", "drop", "rewrite", "back", "take over"]),
+            ANSWER,
+            st.booleans(),
         ),
         max_size=16,
     ),
@@ -179,7 +184,7 @@ def test_any_interleaving_of_several_agents_is_one_sound_record(renderers, famil
     played = Played(renderers[family])
     agents = [Agent(played, prompt) for prompt in prompts]
     for number, what, text, ends in moves:
-        agents[number % len(agents)].act(what, text, ends=ends)
+        agents[number % len(agents)].act(what, text, ends=ends, other=agents[0])
 
     if not played.branches.empty:
         played.record()
