@@ -97,6 +97,7 @@ toy = tests.toys:Toy
 patient_toy = tests.toys:PatientToy
 harsh_toy = tests.toys:HarshToy
 broken_toy = tests.toys:BrokenToy
+harness_toy = tests.harness_toys:HarnessToy
 absent_toy = tests.toys_that_are_not_there:Toy
 unnamed_toy = tests.toys:Nobody
 """
