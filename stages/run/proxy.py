@@ -97,7 +97,7 @@ class Proxy:
         Raises:
             Failure: nothing can listen at the address that is configured.
         """
-        port = await self._listening()
+        port = await self._listen_once()
         opened = OpenEpisode(episode, engine, policy=self._policy, renderer=self._renderer, clock=self._clock)
         key = secrets.token_urlsafe(32)
         self._open[_digest(key)] = opened
@@ -110,12 +110,18 @@ class Proxy:
 
     # Listening.
 
-    async def _listening(self) -> int:
-        """Return the port, once somebody listens on it."""
+    @property
+    def port(self) -> int | None:
+        """The port, once somebody listens on it."""
+        return None if self._runner is None else int(self._runner.addresses[0][1])
+
+    async def _listen_once(self) -> int:
         async with self._starting:
             if self._runner is None:
                 self._runner = await self._listen()
-            return int(self._runner.addresses[0][1])
+        port = self.port
+        assert port is not None, "just now"
+        return port
 
     async def _listen(self) -> web.AppRunner:
         app = web.Application(client_max_size=self._config.body_bytes, middlewares=[_in_openais_words])
