@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -84,8 +85,15 @@ AGENTS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 }
 
 
+def program(address: Mapping[str, Any], command: list[str]) -> Any:
+    """Run a program that finds its address where OpenAI's client looks for it; return what its last line holds."""
+    variables = {"OPENAI_BASE_URL": address["base_url"], "OPENAI_API_KEY": address["api_key"]}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else done.stderr[-4000:]
+
+
 class AgentEnvironment:
-    """Starts the agent that its payload names; with `stays` nobody tells it of the agent's end."""
+    """Starts the `agent`, or the `command`, that its payload names; with `stays` nobody tells it of the agent's end."""
 
     fast = True
 
@@ -125,8 +133,9 @@ class AgentEnvironment:
         return self._returned
 
     def _run(self, address: Mapping[str, Any]) -> None:
+        command = self._payload.get("command")
         try:
-            self._returned = AGENTS[self._payload["agent"]](address)
+            self._returned = program(address, command) if command else AGENTS[self._payload["agent"]](address)
         except Refused as error:
             self._returned = error.status
 
