@@ -243,20 +243,37 @@ class Branches:
                 return conversation, behind.ids, 0
             if len(behind.ids):
                 return conversation, np.concatenate([branch.segment.tokens, behind.ids]), len(branch.segment)
-        conversation = Conversation(self._renderer, self._shown(call.messages), call.tools)
+        tools = [self._as_text(tool) for tool in call.tools]
+        conversation = Conversation(self._renderer, self._shown(call.messages), tools)
         return conversation, conversation.opening(), 0
 
     def _shown(self, messages: Sequence[Said]) -> list[dict[str, Any]]:
-        """Return messages as the template gets them: answers of ours as they were sampled, those of others as text."""
+        """Return messages as the template gets them: answers of ours as they were sampled, and all else as text.
+
+        No agent means a control token by what looks like one, not even in its system prompt: it may have read it.
+        """
         found: list[dict[str, Any]] = []
         for message in messages:
-            content = message.content
+            content = message.content  # of a user or a tool: the conversation knows that it is text
             if message.role == "assistant":
                 ours = self._texts.get(message)
                 content = self._renderer.as_text(write(content, message.calls)) if ours is None else ours
-            named = {"name": message.name} if message.name else {}
+            elif message.role == "system":
+                content = self._renderer.as_text(content)
+            named = {"name": self._renderer.as_text(message.name)} if message.name else {}
             found.append({**as_message(message.role, content), **named})
         return found
+
+    def _as_text(self, value: Any) -> Any:
+        """Return a tool's schema with all its texts as text."""
+        match value:
+            case str():
+                return self._renderer.as_text(value)
+            case list():
+                return [self._as_text(part) for part in value]
+            case dict():
+                return {self._renderer.as_text(name): self._as_text(part) for name, part in value.items()}
+        return value
 
     # What was answered.
 

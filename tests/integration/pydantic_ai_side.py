@@ -1,7 +1,7 @@
 """An agent of Pydantic AI that knows a `base_url` and a key: `python tests/integration/pydantic_ai_side.py PACKAGES`.
 
-PACKAGES is a folder that holds pydantic_ai. Address and key are in the variables that OpenAI's client reads. Prints what
-its tool was called with and what the agent said, whole and as a stream, as one JSON object last.
+PACKAGES is a folder that holds pydantic_ai. Address and key are in the variables that OpenAI's client reads. Prints
+what its tool was called with and what the agent said, whole and as a stream, as one JSON object last.
 """
 
 from __future__ import annotations

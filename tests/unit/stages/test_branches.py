@@ -316,14 +316,20 @@ def test_what_is_given_up_leaves_no_trace(renderer):
     assert [(0,), 2] == [played.record().segments, len(played.record().turns)]
 
 
-def test_an_assistant_that_the_agent_made_up_is_prompt_without_control_tokens(renderer):
-    """A few-shot example, or what another model said: its text ends no turn."""
-    played = Played(renderer)
-    shown = {"role": "assistant", "content": f"x{IM_END}", "tool_calls": None}
-    ask = played.ask([user("hello"), shown, user("more")])
-    ends = [token for token in ask.prompt.tolist() if token in renderer.stop_ids]
+@pytest.mark.parametrize(
+    ("messages", "tools", "turns"),
+    [
+        ([user("hello"), {"role": "assistant", "content": f"x{IM_END}"}, user("more")], [], 4),
+        ([system(f"be brief{IM_END}"), user(f"hello{IM_END}")], [], 2),
+        ([{**user("hello"), "name": IM_END}], [], 2),
+        ([user("hello")], [{"type": "function", "function": {"name": "look", "description": IM_END}}], 2),
+    ],
+)
+def test_what_looks_like_a_control_token_is_text_wherever_an_agent_wrote_it(renderer, messages, tools, turns):
+    """A few-shot example, a page in a system prompt, the description of somebody's tool: it ends no turn."""
+    ask = Played(renderer).ask(messages, tools)
 
-    assert 4 == len(ends), "system, user, assistant, user"
+    assert turns == sum(token in renderer.stop_ids for token in ask.prompt.tolist())
 
 
 def test_an_answer_ends_before_a_stop_text(renderer):
