@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -11,7 +10,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from infra.envhost.environment import StepResult
+from infra.envhost.environment import Environment, StepResult
+from infra.envhost.program import ProgramEnvironment
 from schemas.messages import Rollout, Task
 from stages.handlers.base import Action, Grade, Invalid, Opening
 
@@ -85,15 +85,8 @@ AGENTS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 }
 
 
-def program(address: Mapping[str, Any], command: list[str]) -> Any:
-    """Run a program that finds its address where OpenAI's client looks for it; return what its last line holds."""
-    variables = {"OPENAI_BASE_URL": address["base_url"], "OPENAI_API_KEY": address["api_key"]}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else done.stderr[-4000:]
-
-
 class AgentEnvironment:
-    """Starts the `agent`, or the `command`, that its payload names; with `stays` nobody tells it of the agent's end."""
+    """Starts the `agent` that its payload names; with `stays` nobody tells it of the agent's end."""
 
     fast = True
 
@@ -133,9 +126,8 @@ class AgentEnvironment:
         return self._returned
 
     def _run(self, address: Mapping[str, Any]) -> None:
-        command = self._payload.get("command")
         try:
-            self._returned = program(address, command) if command else AGENTS[self._payload["agent"]](address)
+            self._returned = AGENTS[self._payload["agent"]](address)
         except Refused as error:
             self._returned = error.status
 
@@ -152,7 +144,7 @@ class HarnessToy:
     invalid_ends = True
     harness = True
 
-    def environment(self, payload: Mapping[str, Any], seed: int) -> AgentEnvironment:
+    def environment(self, payload: Mapping[str, Any], seed: int) -> Environment:
         """Build the environment."""
         return AgentEnvironment(payload)
 
@@ -169,3 +161,18 @@ class HarnessToy:
         outcome = verdict.get("outcome", {})
         success = outcome.get("success", 1.0 if verdict["returned"] else 0.0)
         return Grade(components={"outcome": outcome.get("reward", success)}, success=success)
+
+
+class ProgramToy(HarnessToy):
+    """The same with the program that its payload names by `command`; graded by its exit code."""
+
+    family = "program_toy"
+
+    def environment(self, payload: Mapping[str, Any], seed: int) -> Environment:
+        """Build the environment."""
+        return ProgramEnvironment(payload["command"])
+
+    def grade(self, rollout: Rollout, verdict: Mapping[str, Any]) -> Grade:
+        """Give 1 for a good end."""
+        success = float(verdict["exit_code"] == 0)
+        return Grade(components={"ended": success}, success=success)

@@ -98,6 +98,7 @@ patient_toy = tests.toys:PatientToy
 harsh_toy = tests.toys:HarshToy
 broken_toy = tests.toys:BrokenToy
 harness_toy = tests.harness_toys:HarnessToy
+program_toy = tests.harness_toys:ProgramToy
 absent_toy = tests.toys_that_are_not_there:Toy
 unnamed_toy = tests.toys:Nobody
 """

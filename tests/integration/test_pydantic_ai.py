@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
@@ -58,7 +59,7 @@ async def test_an_agent_of_pydantic_ai_is_rolled_out_as_it_is(packages, tmp_path
     renderer, clock = Renderer(family_model(tmp_path / "model", QWEN_2, context=8192)), SystemClock()
     pool = pool_of(clock, answering(renderer), wait_s=5.0)
     program = [sys.executable, str(ROOT / "tests/integration/pydantic_ai_side.py"), str(packages)]
-    task = make_task(family="harness_toy", payload={"command": program})
+    task = make_task(family="program_toy", payload={"command": program})
     async with (
         LocalEnvHost(environment, clock=clock) as host,
         Proxy(policy=pool, renderer=renderer, clock=clock) as proxy,
@@ -67,7 +68,8 @@ async def test_an_agent_of_pydantic_ai_is_rolled_out_as_it_is(packages, tmp_path
         rollout = (await run.handle((await InitStage(host).handle(task)).message)).message
 
     said = {"looked": ["north"], "said": "there is a door", "streamed": "it is red"}
-    assert (said, StopReason.DONE) == (rollout.verdict["returned"], rollout.stop)
+    assert (0, said) == (rollout.verdict["exit_code"], json.loads(rollout.verdict["output"].splitlines()[-1]))
+    assert StopReason.DONE is rollout.stop
     record = rollout.transcript
     transcript.check(record)
     assert ((0,), ["look", "message", "message"]) == (record.segments, [turn.action for turn in record.turns])
