@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from infra.clock import SystemClock
     from infra.convert.nemo_rl import nemo_rl_batch
     from infra.convert.verl import verl_batch
+    from infra.envhost.program import ProgramEnvironment
     from infra.kafka import KafkaBus
     from infra.memory import MemoryBus
     from infra.trajectories import TrajectoryReader
@@ -42,6 +43,7 @@ _WHERE = {
     "KafkaBus": "infra.kafka",
     "MemoryBus": "infra.memory",
     "Opening": "stages.handlers.base",
+    "ProgramEnvironment": "infra.envhost.program",
     "RunManifest": "schemas.control",
     "Sampling": "schemas.transcript",
     "SiblingGroup": "schemas.grouping",
@@ -69,6 +71,7 @@ __all__ = [
     "KafkaBus",
     "MemoryBus",
     "Opening",
+    "ProgramEnvironment",
     "RunManifest",
     "Sampling",
     "SiblingGroup",

@@ -181,7 +181,7 @@ class Transcript(Part, frozen=True, kw_only=True):
     turns: tuple[Turn, ...]
     """The turns, in order."""
     segments: tuple[int, ...] = (0,)
-    """Indices at which a new token prefix starts; one segment unless a template rewrote history."""
+    """Indices at which a new token prefix starts; one unless history was rewritten or forked."""
 
     @property
     def token_ids(self) -> TokenIds:

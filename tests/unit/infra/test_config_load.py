@@ -199,3 +199,18 @@ def test_an_address_of_the_board_has_a_port(url):
         load(overrides=[f"board.url={url}"])
 
     assert load(overrides=["board.url=http://127.0.0.1:99"]).board.port == 99
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (("proxy.host=0.0.0.0",), "no agent can call"),
+        (("proxy.url=rollouts.example",), "no address"),
+        (("proxy.port=70000",), "proxy.port"),
+    ],
+)
+def test_an_address_that_no_agent_could_call_is_refused(settings, says):
+    """Every interface is none that could be called; then somebody has to say which one."""
+    with pytest.raises(ConfigError, match=says):
+        load(None, settings)
+    assert load(None, ("proxy.host=0.0.0.0", "proxy.url=http://10.0.0.5:{port}")).proxy.url.endswith("{port}")
