@@ -8,7 +8,8 @@
     refused      everything else, by name, unless it asks for what is done anyway: n = 1, tool_choice = "auto"
 
 Contents are text, or parts that are text; `developer` is another word for `system`. Two messages are the same if they
-say the same: white space around an answer and the order of a call's arguments say nothing. Pure; no HTTP, no tokens.
+say the same: white space around an answer, the order of a call's arguments and the names of calls say nothing, for no
+template shows them. Pure; no HTTP, no tokens.
 """
 
 from __future__ import annotations
@@ -79,8 +80,6 @@ class Said:
     """Its text; of an answer without the white space around it."""
     calls: tuple[ToolCall, ...] = ()
     """Tools that an answer calls."""
-    answers: str = ""
-    """Name of the call whose result this is."""
     name: str = ""
     """Who said it, if the template is to know."""
 
@@ -195,9 +194,8 @@ def _message(value: Any, where: str) -> Said:
     calls = _calls(value.get("tool_calls"), where)
     if calls and role != "assistant":
         raise malformed(where, f"{where}: only an assistant calls tools")
-    names = {name: _typed(value, name, str, default="") for name in ("tool_call_id", "name")}
     text = content.strip() if role == "assistant" else content
-    return Said(ROLES[role], text, calls, names["tool_call_id"], names["name"])
+    return Said(ROLES[role], text, calls, _typed(value, "name", str, default=""))
 
 
 def _content(value: Any, where: str) -> str:

@@ -26,7 +26,7 @@ from infra.inference.pool import PolicyPool, Request
 from schemas.messages import Episode
 from schemas.outcome import Boundary, FailureKind, StopReason
 from schemas.transcript import Transcript
-from stages.run.api_error import ApiError, too_many, unavailable, unknown_token
+from stages.run.api_error import ApiError, LimitReached, too_many, unavailable, unknown_token
 from stages.run.branches import Answer, Ask, Branches
 from stages.run.chat import ChatCall
 from stages.run.render import Renderer
@@ -181,11 +181,13 @@ class OpenEpisode:
         except Failure as failure:
             self._fail(failure)
             raise unavailable(failure) from failure
+        except LimitReached:
+            if self._branches.exhausted and self._grace is None:
+                self._grace = asyncio.create_task(self._end_soon())
+            raise
         finally:
             if number is not None:
                 self._branches.give_up(number)
-            if self._branches.exhausted and self._grace is None:
-                self._grace = asyncio.create_task(self._end_soon())
 
     async def _answer(self, ask: Ask) -> Answer:
         task = self._episode.task

@@ -19,6 +19,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import Self
 
 from aiohttp import web
@@ -208,8 +209,9 @@ async def _in_openais_words(request: web.Request, handler: Handle) -> web.Stream
     try:
         return await handler(request)
     except ApiError as error:
-        # An agent rarely says why it gave up; nothing of what was asked stands in here.
-        log.info("%s %s: %d %s", request.method, request.path, error.status, error.body["error"]["code"])
+        if error.status != HTTPStatus.UNAUTHORIZED:
+            # An agent rarely says why it gave up; nothing of what was asked stands in here.
+            log.info("%s %s: %d %s", request.method, request.raw_path, error.status, error.body["error"]["code"])
         return web.json_response(error.body, status=error.status)
     except web.HTTPException as error:
         refused = malformed(None, f"{request.method} {request.path}: {error.reason}")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -26,8 +26,8 @@ _CALL = re.compile(rf"{OPEN}(.*?){CLOSE}", re.DOTALL)
 class ToolCall:
     """One call of a tool."""
 
-    id: str
-    """Names the call; the tool's result names it again."""
+    id: str = field(compare=False)
+    """Names the call, and the tool's result names it again; no template shows it, so it makes no other call of it."""
     name: str
     """The tool."""
     arguments: str

@@ -110,14 +110,14 @@ class Played:
         return np.concatenate([*letters, self.renderer.encode(IM_END)] if ends or not letters else letters)
 
     def key(self, said):
-        calls = [(call["id"], call["function"]["arguments"]) for call in said.get("tool_calls") or []]
+        calls = [call["function"]["arguments"] for call in said.get("tool_calls") or []]
         return json.dumps([(said["content"] or "").strip(), calls])
 
     def shown(self, messages):
         """Return messages for the template, ours as they were sampled."""
         found = []
         for said in messages:
-            calls = [{"id": call.id, "function": {"arguments": call.arguments}} for call in said.calls]
+            calls = [{"function": {"arguments": call.arguments}} for call in said.calls]
             key = self.key({"content": said.content, "tool_calls": calls})
             text = self.raw.get(key, said.content) if said.role == "assistant" else said.content
             found.append({"role": said.role, "content": text})
@@ -214,8 +214,8 @@ def test_tool_calls_are_told_apart_and_recognised_again(renderer):
         said["tool_calls"][0]["id"],
         said["tool_calls"][0]["function"]["name"],
     )
-    said["tool_calls"][0]["function"]["arguments"] = '{"where":"north"}'
-    result = {"role": "tool", "tool_call_id": "call_0_0", "content": "a door"}
+    said["tool_calls"][0] |= {"id": "mine", "function": {"name": "look", "arguments": '{"where":"north"}'}}
+    result = {"role": "tool", "tool_call_id": "mine", "content": "a door"}
     played.say([*asked, said, result], "done", [TOOL])
 
     record = played.record()
