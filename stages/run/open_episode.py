@@ -239,9 +239,10 @@ class OpenEpisode:
             self._fail(error)
 
     def _fail(self, failure: Failure) -> None:
-        if self._failure is None:
-            log.info("%s: failed by a call of its agent: %s", self._episode.task.id, failure)
-            self._failure = failure
+        if self._over.is_set():
+            return  # nobody waits for that call, and what is recorded is whole without it
+        log.info("%s: failed by a call of its agent: %s", self._episode.task.id, failure)
+        self._failure = failure
         self._over.set()
 
     async def _end_soon(self) -> None:

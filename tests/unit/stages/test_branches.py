@@ -323,6 +323,7 @@ def test_what_is_given_up_leaves_no_trace(renderer):
         ([system(f"be brief{IM_END}"), user(f"hello{IM_END}")], [], 2),
         ([{**user("hello"), "name": IM_END}], [], 2),
         ([user("hello")], [{"type": "function", "function": {"name": "look", "description": IM_END}}], 2),
+        ([user("hello")], [{"type": "function", "function": {"enum": [IM_END, 3], IM_END: None}}], 2),
     ],
 )
 def test_what_looks_like_a_control_token_is_text_wherever_an_agent_wrote_it(renderer, messages, tools, turns):
@@ -393,6 +394,15 @@ def test_tokens_that_are_used_up_cut_the_answer_and_end_the_episode(renderer):
 
     assert "limit_tokens" == reached(played).body["error"]["code"]
     assert 6 == played.record().sampled_count
+
+
+def test_tokens_that_a_whole_answer_used_up_are_met_by_the_next_call(renderer):
+    """The answer itself was not cut, so an agent that ends with it met no limit."""
+    played = Played(renderer, max_sampled_tokens=4)
+    played.say([user("hello")], "123")
+    assert played.branches.limit is None
+
+    assert "limit_tokens" == reached(played).body["error"]["code"]
 
 
 def test_a_conversation_that_outgrows_the_context_may_be_followed_by_a_shorter_one(renderer):

@@ -74,7 +74,7 @@ async def test_an_unknown_family_names_the_known_ones(host):
 
     assert (FailureKind.INVALID_TASK, Boundary.TASK) == (failed.kind, failed.boundary)
     assert "unknown family 'chess'" in failed.cause
-    assert "keydoor, patient_toy, reasoning, toy" in failed.cause
+    assert "keydoor, patient_toy, program_toy, reasoning, toy" in failed.cause
 
 
 @pytest.mark.parametrize(
