@@ -3,12 +3,13 @@
     warmed(folder, seed)            the warm-started model of a seed
     played(model, run)              what it achieves on held-out hunts
     learn(folder, model, run)       trained for a number of steps, and played again
-    learn_all(runs, processes)      many of these, several at once; one warm start and one first measurement per seed
+    learn_all(runs, processes)      many of these, several at once; one warm start per seed, one first measurement per
+                                    seed and number format
 
 A run is as in `rollmill demo --bus memory`: feeder, three stages, reaper, trainer, and a policy server that is handed
-each version. What differs between two runs of a seed is stated in `algorithm`, and nothing else: all make the same
-number of steps, however well they do, from the same weights on tasks of the same seeds. They are live runs: which
-sample is late is luck, so two runs of a seed are alike and not equal; each replays to its own digests.
+each version. What differs between two runs of a seed is stated in `algorithm` and `dtype`, and nothing else: all make
+the same number of steps, however well they do, from the same weights on tasks of the same seeds. They are live runs:
+which sample is late is luck, so two runs of a seed are alike and not equal; each replays to its own digests.
 """
 
 from __future__ import annotations
@@ -17,14 +18,18 @@ import asyncio
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from infra.inference.base import Weights
+from infra.inference.base import NumberFormat, Weights
+from infra.reading import partition_of, read_between
+from infra.trajectories import read_run, trajectories_of
+from infra.wire import unpack
 from rollmill import toml
 from rollmill.demo.control import rose
 from rollmill.demo.evaluation import Suite, measure
@@ -34,9 +39,11 @@ from rollmill.demo.recipe import Recipe
 from rollmill.demo.warmstart import make_model, warm
 from rollmill.watch import RunState, RunWatch
 from schemas.scores import Scores
+from schemas.topics import METRICS, TRAJECTORIES
 from trainer.replay import ReplayReport, replay
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 RECIPE = Recipe()
 """The demo's."""
@@ -67,6 +74,8 @@ class Run:
     """Of model, tasks and sampling."""
     algorithm: Mapping[str, Any] = field(default_factory=dict)
     """What differs from the demo's `[algorithm]`."""
+    dtype: NumberFormat = "float32"
+    """Number format of the engine that samples; the trainer's is always float32."""
     steps: int = STEPS
     """Trainer steps, exactly."""
     episodes: int = EPISODES
@@ -99,6 +108,10 @@ class Learnt:
     """What replay makes of the run's decisions."""
     seconds: float
     """Of training alone."""
+    figures: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Each metric of the trainer, step by step."""
+    formats: frozenset[str] = frozenset()
+    """Number formats that the records of sampled tokens name."""
     before: Scores | None = None
     """On the same hunts of the model that it began with; none where that was not asked for."""
 
@@ -118,7 +131,7 @@ def warmed(folder: Path, seed: int) -> Path:
 
 async def played(model: Path, run: Run) -> Scores:
     """Return what a model achieves on the held-out hunts of a run."""
-    async with MemoryMachine(model) as machine:
+    async with MemoryMachine(model, dtype=run.dtype) as machine:
         return await unless_broken(machine, _scores(machine, run, None))
 
 
@@ -135,7 +148,7 @@ async def learn(folder: Path, model: Path, run: Run) -> Learnt:
     """
     path = folder / "run.toml"
     path.write_text(toml.dumps(run_toml(run, model, folder)), encoding="utf-8")
-    async with MemoryMachine(model) as machine:
+    async with MemoryMachine(model, dtype=run.dtype) as machine:
         return await unless_broken(machine, _learn(machine, path, run))
 
 
@@ -147,7 +160,7 @@ def learn_all(runs: Sequence[Run], processes: int, on_end: Callable[[Learnt], No
         processes: how many at once.
         on_end: told about each run that has ended, in order.
     """
-    first = {run.seed: run for run in reversed(runs)}
+    first = {(run.seed, run.dtype): run for run in reversed(runs)}
     spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
     found = []
     with (
@@ -155,11 +168,11 @@ def learn_all(runs: Sequence[Run], processes: int, on_end: Callable[[Learnt], No
         ProcessPoolExecutor(processes, mp_context=spawn) as pool,
     ):
         place = Path(folder)
-        models = _each(pool, warmed, {seed: (place, seed) for seed in first})
-        before = _each(pool, _play, {seed: (models[seed], run) for seed, run in first.items()})
+        models = _each(pool, warmed, {seed: (place, seed) for seed, _ in first})
+        before = _each(pool, _play, {key: (models[run.seed], run) for key, run in first.items()})
         begun = [pool.submit(_train, models[run.seed], run) for run in runs]
         for run, waiting in zip(runs, begun, strict=True):
-            found.append(replace(waiting.result(), before=before[run.seed]))
+            found.append(replace(waiting.result(), before=before[run.seed, run.dtype]))
             on_end(found[-1])
     return found
 
@@ -184,7 +197,31 @@ async def _learn(machine: MemoryMachine, path: Path, run: Run) -> Learnt:
         groups=state.kept + sum(state.dropped.values()),
         replayed=await replay(machine.bus, machine.clock, run.id),
         seconds=round(seconds, 1),
+        figures=await _figures(machine, run),
+        formats=await _formats(machine, run),
     )
+
+
+async def _figures(machine: MemoryMachine, run: Run) -> dict[str, tuple[float, ...]]:
+    """Return what the trainer told of each step."""
+    told: dict[str, list[float]] = defaultdict(list)
+    partition = partition_of(METRICS, run.id)
+    end = (await machine.bus.end_offsets(METRICS.name))[partition.partition]
+    async with aclosing(read_between(machine.bus, machine.clock, {partition: 0}, {partition: end})) as records:
+        async for record in records:
+            message = (await unpack(METRICS, record, machine.bus)).message
+            for point in message.points if message.run == run.id else ():
+                told[point.name].append(point.value)
+    return {name: tuple(values) for name, values in told.items()}
+
+
+async def _formats(machine: MemoryMachine, run: Run) -> frozenset[str]:
+    """Return the number formats that the run's records name."""
+    end = (await machine.bus.end_offsets(TRAJECTORIES.name))[trajectories_of(run.id).partition]
+    async with aclosing(read_run(machine.bus, machine.clock, run.id, 0, end)) as received:
+        return frozenset(
+            [span.dtype async for one in received if (said := one.message.transcript) for span in said.spans]
+        )
 
 
 async def trained(machine: MemoryMachine, path: Path, run: str, limit_s: float) -> RunState:
@@ -234,10 +271,10 @@ async def _scores(machine: MemoryMachine, run: Run, weights: Weights | None) -> 
 # ---- in a process of its own
 
 
-def _each(pool: Executor, work: Callable[..., T], arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, T]:
-    """Return seed -> what the work makes of its arguments, several at once."""
-    begun = {seed: pool.submit(work, *given) for seed, given in arguments.items()}
-    return {seed: waiting.result() for seed, waiting in begun.items()}
+def _each(pool: Executor, work: Callable[..., T], arguments: Mapping[K, tuple[Any, ...]]) -> dict[K, T]:
+    """Return key -> what the work makes of its arguments, several at once."""
+    begun = {key: pool.submit(work, *given) for key, given in arguments.items()}
+    return {key: waiting.result() for key, waiting in begun.items()}
 
 
 def _play(model: Path, run: Run) -> Scores:

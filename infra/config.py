@@ -25,6 +25,7 @@ from pydantic import (
 
 from infra.breaker import BreakerLimits
 from infra.errors import ConfigError
+from infra.inference.base import NumberFormat
 from infra.security_config import REVEAL, Secret, SecurityConfig
 from infra.settings import apply_override, explain, given_by, plain_texts, read_toml
 from infra.topic_shape import Durability
@@ -129,6 +130,10 @@ class PolicyConfig(Section):
     url: Url = Field("http://127.0.0.1:8000", description="Address of the engine while no backend is registered.")
     name: str = Field("policy", description="Name under which the engine serves the model.")
     model: Path = Field(Path("model"), description="Model directory with tokenizer.json and the chat template.")
+    dtype: NumberFormat = Field(
+        "float32",
+        description="Number format in which `rollmill policy serve` has its weights; int8 is that of linear layers.",
+    )
     rolling: bool = Field(
         False, description="Bring new weights into one engine after another; otherwise into all at once."
     )

@@ -46,6 +46,9 @@ because somebody withdrew it: `abort`, with the ids sampled until then."""
 PauseMode = Literal["keep", "wait", "abort"]
 """What happens to running generations at a pause: frozen until `resume`, finished first, or ended with `abort`."""
 
+NumberFormat = Literal["float32", "bfloat16", "float16", "int8"]
+"""What the weights of the local server may be; int8 is that of linear layers, beside which the rest is float32."""
+
 PROCESSED_LOGPROBS = "processed_logprobs"
 """The only log-prob mode that may be trained on: it says what the sampled distribution was."""
 

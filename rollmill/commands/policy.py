@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import click
 
@@ -12,7 +13,7 @@ from infra.config import Config
 from infra.connect import connected
 from infra.control import ControlView
 from infra.errors import ConfigError
-from infra.inference.base import PolicyError
+from infra.inference.base import NumberFormat, PolicyError
 from infra.inference.sync_pool import PoolSync
 from infra.inference.vllm import VllmClient
 from infra.service import set_up_logging, until_stopped
@@ -32,8 +33,14 @@ def command() -> None:
 @click.option("--model", type=FilePath(), default=None, help="Model directory; `policy.model` if not.")
 @click.option("--port", type=PORT, default=8000, show_default=True, help="Port on loopback; 0 for a free one.")
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1, MAX_THREADS), help="Torch threads.")
+@click.option(
+    "--dtype",
+    type=click.Choice(get_args(NumberFormat)),
+    default=None,
+    help="Number format of the weights, `policy.dtype` if not; int8 is that of linear layers, the rest is float32.",
+)
 @output.config_options
-def serve(model: Path | None, port: int, threads: int, config: Config) -> None:
+def serve(model: Path | None, port: int, threads: int, dtype: NumberFormat | None, config: Config) -> None:
     """Serve a model directory until stopped; needs the extra `train`."""
     set_up_logging()
     try:
@@ -41,7 +48,14 @@ def serve(model: Path | None, port: int, threads: int, config: Config) -> None:
     except ImportError as error:
         raise ConfigError(f"the local policy needs torch: pip install 'rollmill[train]' ({error})") from error
     try:
-        serve_model(model or config.policy.model, port=port, name=config.policy.name, threads=threads, ready=_say)
+        serve_model(
+            model or config.policy.model,
+            port=port,
+            name=config.policy.name,
+            dtype=dtype or config.policy.dtype,
+            threads=threads,
+            ready=_say,
+        )
     except (PolicyError, OSError) as error:
         raise ConfigError(str(error)) from error
 

@@ -17,6 +17,7 @@ from infra.clock import Clock, SystemClock
 from infra.config import Config
 from infra.control import ControlView
 from infra.envhost.local import LocalEnvHost
+from infra.inference.base import NumberFormat
 from infra.inference.local_server.app import serving
 from infra.inference.local_server.engine import EngineLimits
 from infra.inference.sync import WeightSync
@@ -44,19 +45,28 @@ class MemoryMachine:
     name = "memory"
     keeps_tables = False
 
-    def __init__(self, model: Path, *, limits: EngineLimits | None = None, threads: int = 1) -> None:
+    def __init__(
+        self,
+        model: Path,
+        *,
+        limits: EngineLimits | None = None,
+        threads: int = 1,
+        dtype: NumberFormat = "float32",
+    ) -> None:
         """Plan the parts.
 
         Args:
             model: directory of the model that the policy starts with.
             limits: how much its engine takes on.
             threads: torch threads of the engine.
+            dtype: number format of the engine's weights.
         """
         self.clock: Clock = SystemClock()
         self.bus: Bus = MemoryBus()
         self._model = model
         self._limits = limits
         self._threads = threads
+        self._dtype: NumberFormat = dtype
         self._open = AsyncExitStack()
         self._tasks: list[asyncio.Task[object]] = []
         self._client: VllmClient | None = None
@@ -65,7 +75,8 @@ class MemoryMachine:
         """Start everything but training."""
         await self.bus.start()
         await self.bus.create_topics(TABLE)
-        url = await self._open.enter_async_context(serving(self._model, limits=self._limits, threads=self._threads))
+        served = serving(self._model, limits=self._limits, threads=self._threads, dtype=self._dtype)
+        url = await self._open.enter_async_context(served)
         self._client = await self._open.enter_async_context(VllmClient(url))
         host = await self._open.enter_async_context(LocalEnvHost(environment))
         config = Config()

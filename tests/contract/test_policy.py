@@ -43,6 +43,8 @@ class Subject:
     knows_sequences: bool = True
     #: Requests that the engine still works on.
     in_flight: Callable[[], int]
+    #: Number format of its weights.
+    dtype: str = "float32"
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
@@ -76,7 +78,7 @@ def real_vllm(tmp_path_factory):
 
 SUBJECTS = [
     "twin",
-    pytest.param("server", marks=pytest.mark.integration),
+    *(pytest.param(dtype, marks=pytest.mark.integration) for dtype in ("float32", "int8")),
     pytest.param("vllm", marks=[pytest.mark.integration, pytest.mark.slow]),
 ]
 
@@ -104,14 +106,12 @@ async def subject(request, tmp_path) -> AsyncIterator[Subject]:
                 knows_sequences=False,
             )
         return
-    import torch
-
     from infra.inference.local_server.app import PolicyServer, describe, start_site
     from infra.inference.local_server.engine import Engine
-    from infra.inference.local_server.weights import load_model
+    from infra.inference.local_server.weights import dtype_named, load_model
 
     weights = request.getfixturevalue("model_dirs")
-    engine = Engine(load_model(weights[0], torch.float32))
+    engine = Engine(load_model(weights[0], dtype_named(request.param)))
     runner, url = await start_site(PolicyServer(engine, describe(weights[0], "policy")).application(), "127.0.0.1", 0)
     engine.start()
     async with VllmClient(url) as client:
@@ -120,6 +120,7 @@ async def subject(request, tmp_path) -> AsyncIterator[Subject]:
             weights=weights,
             sampled=lambda: engine.stats.sampled_tokens,
             in_flight=lambda: len(engine._running) + len(engine._waiting),
+            dtype=request.param,
         )
     await asyncio.to_thread(engine.stop)
     await runner.cleanup()
@@ -234,7 +235,7 @@ async def test_info_says_what_samples(subject):
     """Context, version, number format and log-prob mode are known before a run."""
     info = await subject.client.info()
     assert (info.max_model_len, info.version) == (CONTEXT, 0)
-    assert (info.dtype, info.logprobs_mode) == ("float32", "processed_logprobs")
+    assert (info.dtype, info.logprobs_mode) == (subject.dtype, "processed_logprobs")
 
 
 async def test_a_score_is_what_the_weights_in_place_say_to_the_prompt(subject):

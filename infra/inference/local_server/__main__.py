@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 
 from infra.inference.base import PolicyError
-from infra.inference.local_server.app import DTYPES, serve
+from infra.inference.local_server.app import serve
 from infra.inference.local_server.engine import EngineLimits
+from infra.inference.local_server.weights import DTYPES
 
 
 @click.command()
@@ -18,7 +19,13 @@ from infra.inference.local_server.engine import EngineLimits
 @click.option("--port", default=8000, show_default=True, help="Port to listen on; 0 takes a free one.")
 @click.option("--name", default="policy", show_default=True, help="Model name that requests carry.")
 @click.option("--version", default=0, show_default=True, help="Version of the weights in the directory.")
-@click.option("--dtype", type=click.Choice(list(DTYPES)), default="float32", show_default=True)
+@click.option(
+    "--dtype",
+    type=click.Choice(list(DTYPES)),
+    default="float32",
+    show_default=True,
+    help="Number format of the weights; int8 is that of linear layers, and the rest is float32.",
+)
 @click.option("--threads", default=1, show_default=True, help="Threads of torch.")
 @click.option("--max-model-len", default=0, help="Prompt and answer, tokens; 0 takes the model's own limit.")
 @click.option("--max-running", default=EngineLimits.max_running, show_default=True, help="Requests at once.")

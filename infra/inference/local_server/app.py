@@ -36,7 +36,7 @@ from infra.inference.base import (
     PolicyUnreachable,
 )
 from infra.inference.local_server.engine import Engine, EngineLimits, Request
-from infra.inference.local_server.weights import load_model
+from infra.inference.local_server.weights import dtype_named, load_model
 from infra.inference.model_digest import TokenizerMissing, tokenizer_digest
 from schemas.transcript import Sampling, sampling_flaw
 
@@ -50,8 +50,6 @@ MAX_BODY_BYTES = 8 << 20
 SWITCH_INTERVAL_S = 0.0005
 """How long other threads may keep the interpreter when the engine wants it back, seconds; Python's own 5 ms would be
 a good part of a step."""
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-"""Number formats by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,17 +316,16 @@ async def serving(
         port: port to listen on; 0 takes a free one.
         name: model name that requests carry.
         version: version of the weights in the directory.
-        dtype: number format of the weights: float32, bfloat16 or float16.
+        dtype: number format of the weights (`base.NumberFormat`): float32, bfloat16, float16 or int8.
         threads: threads of torch.
         limits: how much to take on.
     """
-    if dtype not in DTYPES:
-        raise PolicyRefused(f"dtype {dtype!r} is none of {', '.join(DTYPES)}")
+    number_format = dtype_named(dtype)
     torch.set_num_threads(threads)
     # The bar belongs on a terminal, and a service writes to a log.
     hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it without types
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    engine = Engine(load_model(model_dir, DTYPES[dtype]), limits=limits, version=version, threads=threads)
+    engine = Engine(load_model(model_dir, number_format), limits=limits, version=version, threads=threads)
     runner, url = await start_site(PolicyServer(engine, describe(model_dir, name)).application(), host, port)
     engine.start()
     try:

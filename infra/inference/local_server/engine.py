@@ -48,7 +48,7 @@ from infra.inference.ends import ending
 from infra.inference.local_server.attention import SlotCache, plan
 from infra.inference.local_server.sampler import Draws, draw
 from infra.inference.local_server.slots import SlotTable
-from infra.inference.local_server.weights import cache_shape, read_weights, swap_weights
+from infra.inference.local_server.weights import cache_shape, model_dtype, read_weights, swap_weights
 from schemas.transcript import Sampling, TokenIds
 
 log = logging.getLogger(__name__)
@@ -165,6 +165,8 @@ class Engine:
         self._monotonic = monotonic
         self._cache = _make_cache(model, self.limits)
         self._max_len = self._cache.shape.max_len
+        self._format = model_dtype(model)
+        # That of what layers give and the cache holds: float beside int8 weights as well.
         self._dtype = next(model.parameters()).dtype
         self._table = SlotTable(self._cache.shape.slots, self._max_len)
         self._weights = Weights(version)
@@ -194,8 +196,8 @@ class Engine:
 
     @property
     def dtype(self) -> str:
-        """Number format of the weights."""
-        return str(self._dtype).removeprefix("torch.")
+        """Number format of the weights; with int8 that of the linear layers."""
+        return str(self._format).removeprefix("torch.")
 
     @property
     def paused(self) -> bool:
@@ -558,6 +560,7 @@ class Engine:
 def _make_cache(model: torch.nn.Module, limits: EngineLimits) -> SlotCache:
     config: Any = model.config
     max_len = limits.max_model_len or int(config.max_position_embeddings)
+    # That of the embeddings: with int8 layers as well, what they give is float.
     dtype = next(model.parameters()).dtype
     shape = cache_shape(config, slots=1, max_len=max_len)
     slots = min(limits.max_running + limits.spare_slots, limits.cache_bytes // shape.slot_bytes(dtype))

@@ -1,7 +1,8 @@
 """Reads a model directory for the engine, and puts new weights into a model that is already there.
 
-A swap is all or nothing: every tensor is read and compared by name and shape before the first one is copied. This
-file does not know when a swap is allowed; `engine.py` does.
+A swap is all or nothing: every tensor is read and compared by name and shape before the first one is copied. Files
+hold floats, whatever the model computes in: an int8 layer makes its own of them. This file does not know when a swap
+is allowed; `engine.py` does.
 """
 
 from __future__ import annotations
@@ -14,16 +15,42 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from infra.inference.base import ModelPathMissing, PolicyRefused
+from infra.inference.base import ModelPathMissing, NumberFormat, PolicyRefused
 from infra.inference.local_server.attention import ATTENTION_NAME, CacheShape
+from infra.inference.local_server.int8 import channel_scales, int8_layers, quantise, require_finite
 from infra.inference.weight_files import WEIGHTS_FILE, files
+
+DTYPES: dict[NumberFormat, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+}
+"""Number formats by name; int8 is that of linear layers alone (`int8.py`)."""
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """Return a number format by its name.
+
+    Raises:
+        PolicyRefused: there is none of that name.
+    """
+    for known, dtype in DTYPES.items():
+        if name == known:
+            return dtype
+    raise PolicyRefused(f"dtype {name!r} is none of {', '.join(DTYPES)}")
 
 
 def load_model(directory: Path, dtype: torch.dtype) -> torch.nn.Module:
     """Return the model of a directory, ready for slot attention.
 
+    Args:
+        directory: what `save_pretrained` wrote.
+        dtype: number format of the weights; with int8 that of the linear layers, and the rest is float32.
+
     Raises:
         ModelPathMissing: the directory holds no model.
+        PolicyRefused: with int8, its layers cannot be made so.
     """
     if not (directory / "config.json").is_file():
         raise ModelPathMissing(
@@ -31,9 +58,20 @@ def load_model(directory: Path, dtype: torch.dtype) -> torch.nn.Module:
             f"{WEIGHTS_FILE}"
         )
     model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True
+        directory,
+        dtype=torch.float32 if dtype == torch.int8 else dtype,
+        attn_implementation=ATTENTION_NAME,
+        local_files_only=True,
     )
-    return model.eval().requires_grad_(requires_grad=False)
+    model = model.eval().requires_grad_(requires_grad=False)
+    if dtype == torch.int8:
+        quantise(model)
+    return model
+
+
+def model_dtype(model: torch.nn.Module) -> torch.dtype:
+    """Return the number format of a model's weights."""
+    return torch.int8 if int8_layers(model) else next(model.parameters()).dtype
 
 
 def cache_shape(config: Any, slots: int, max_len: int) -> CacheShape:
@@ -78,7 +116,7 @@ def swap_weights(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> No
     """Copy new weights into a model, or change nothing.
 
     Raises:
-        PolicyRefused: names or shapes differ from the model's.
+        PolicyRefused: names or shapes differ from the model's, or int8 cannot hold a weight.
     """
     current = model.state_dict()
     # A tied weight appears under both names in the model and under one in the file; it is one storage.
@@ -95,6 +133,12 @@ def swap_weights(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> No
             "these are weights of another model: "
             f"missing {missing[:3]}, unknown {unknown[:3]}, other shape {misshapen[:3]}; nothing was changed"
         )
+    layers = int8_layers(model)
+    scales = {name: channel_scales(tensor) for name, tensor in tensors.items() if name in layers}
+    require_finite(scales)
     with torch.no_grad():
         for name, tensor in tensors.items():
-            current[name].copy_(tensor)
+            if name in layers:
+                layers[name].put(tensor, scales[name])
+            else:
+                current[name].copy_(tensor)
