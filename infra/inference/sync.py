@@ -24,7 +24,7 @@ from infra.clock import Clock
 from infra.control import ControlView
 from infra.errors import BusError, RollmillError
 from infra.inference import canary
-from infra.inference.base import UNKNOWN, PolicyClient, PolicyError, PolicyRefused, Weights, WrongWeights
+from infra.inference.base import UNKNOWN, BadReply, PolicyClient, PolicyError, PolicyRefused, Weights, WrongWeights
 from infra.inference.quarantine import policy_of, quarantined
 from infra.wire import Publisher
 from schemas.control import Cancel, Credit, PolicyVersion, Quarantine
@@ -187,7 +187,10 @@ class WeightSync:
         """Return how far the engine is from what was announced; None if that is not to be known."""
         if wanted.canary is None:
             return None
-        apart = canary.apart(wanted.canary, await self._client.score(wanted.canary.prompt))
+        try:
+            apart = canary.apart(wanted.canary, await self._client.score(wanted.canary.prompt))
+        except BadReply as error:  # broken weights say what is no number
+            raise WrongWeights(f"it has no answer to the canary of version {wanted.version}: {error}") from error
         if not apart < canary.LIMIT_NATS:
             raise WrongWeights(
                 f"what it says to the canary of version {wanted.version} is {apart:.3g} nats from the trainer's in the "
@@ -200,13 +203,12 @@ class WeightSync:
         """Give the engine what it had, or, where that is gone, say that what it has is no version."""
         try:
             await self._client.pause("keep")
+            # First: whatever fails from here on, nothing that is sampled counts as of that version.
+            await self._client.label(UNKNOWN)
             if self._good is not None:
                 await self._client.load(Path(self._good.directory), self._good.version, self._run)
-            else:
-                await self._client.label(UNKNOWN)
         except PolicyRefused as error:
-            log.warning("version %d cannot be put back: %s", self._good.version if self._good else 0, error)
-            await self._client.label(UNKNOWN)
+            log.warning("what it had before cannot be put back: %s", error)
         finally:
             await self._end_pause()
 

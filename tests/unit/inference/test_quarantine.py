@@ -16,7 +16,7 @@ from infra.clock import VirtualClock, settle
 from infra.control import ControlView
 from infra.errors import Failure
 from infra.inference.backends import registered
-from infra.inference.base import UNKNOWN, Need, Weights
+from infra.inference.base import UNKNOWN, BadReply, Need, Weights
 from infra.inference.canary import CANARY_IDS, LIMIT_NATS, apart, canary_of, canary_prompt
 from infra.inference.pool import PolicyPool, Request
 from infra.inference.scripted import ScriptedPolicy, scripted_scores
@@ -170,6 +170,34 @@ async def test_a_load_that_went_wrong_once_is_forgiven(world):
         await world.clock.advance(AGAIN_S)
         assert await world.serves() == Weights(1, "r")
         assert await world.quarantines() == []
+
+
+async def test_an_engine_whose_weights_say_no_numbers_has_other_weights(world):
+    """Not a number goes round in no JSON: such an answer is none."""
+
+    def scores(weights, ids):
+        if weights.version == 2:
+            raise BadReply("a log-prob of the prompt is no number")
+        return scripted_scores(weights, ids)
+
+    world.engine.scores = scores
+    async with world.syncing():
+        await world.announce(1)
+        await world.announce(2)
+        await world.clock.advance(AGAIN_S)
+        assert await world.serves() == Weights(1, "r")
+    (found,) = await world.quarantines()
+    assert "no answer to the canary of version 2" in found.cause
+
+
+async def test_what_cannot_be_put_back_leaves_an_engine_with_no_version(world):
+    """Its trainer keeps the last versions alone, and this one's directory may be gone."""
+    async with world.syncing():
+        await world.announce(1)
+        (world.folder / "v1").rmdir()
+        await world.announce(2, says=9)
+        assert await world.serves() == UNKNOWN
+        assert world.engine._mode is None
 
 
 @pytest.mark.parametrize("then", [{"version": 3}, {"version": 2, "epoch": 5}])
