@@ -1,19 +1,22 @@
-"""`rollmill backends list | add | drain | remove`: the engines that sample, while they do."""
+"""`rollmill backends list | add | drain | remove | serve`: the engines that sample, while they do."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import click
 
-from infra.arguments import BACKEND, RUN, TEXT, Number
+from infra.arguments import BACKEND, PORT, RUN, TEXT, Number
 from infra.bus import Bus
 from infra.clock import Clock, SystemClock
 from infra.config import Config
 from infra.connect import connected
 from infra.inference.vllm import VllmClient
+from infra.service import set_up_logging, until_stopped
 from rollmill import backends, output
+from rollmill.backends_http import BackendsApi, serving
 from rollmill.output import safe
 from schemas.control import LARGEST_WEIGHT, SMALLEST_WEIGHT, Backend
 
@@ -81,6 +84,27 @@ def drain(name: str, as_json: bool, config: Config) -> None:
 def remove(name: str, as_json: bool, config: Config) -> None:
     """Forget an engine; what runs there may end there, if it is left running."""
     output.print_result(_on(config, lambda bus, clock: backends.removed(bus, clock, name)), as_json, _show_one)
+
+
+@command.command("serve")
+@click.option("--port", type=PORT, default=8030, show_default=True, help="Port on loopback; 0 for a free one.")
+@output.config_options
+def serve(port: int, config: Config) -> None:
+    """Offer the same over HTTP: GET /backends, PUT and DELETE /backends/NAME, PUT /backends/NAME/drain."""
+    set_up_logging()
+
+    async def work(bus: Bus, clock: Clock) -> dict[str, Any]:
+        api = BackendsApi(bus, clock, _connect(config), url=config.policy.url)
+
+        async def forever() -> None:
+            async with serving(api, port) as url:
+                click.echo(f"backends at {url}/backends")
+                await asyncio.Event().wait()
+
+        await until_stopped(forever())
+        return {}
+
+    _on(config, work)
 
 
 def _on(config: Config, work: Callable[[Bus, Clock], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
