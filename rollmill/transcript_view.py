@@ -24,6 +24,8 @@ def conversation(trajectory: Trajectory, renderer: Renderer) -> Iterator[Text]:
         return
     tokens, logprobs = record.token_ids, record.logprob_array
     for number, turn in enumerate(record.turns, 1):
+        if turn.start in record.segments[1:]:
+            yield Text("     another conversation, or this one rewritten:", "dim")
         prompt = visible(renderer.display(tokens[turn.start : turn.sampled]))
         answer = visible(renderer.display(tokens[turn.sampled : turn.stop]))
         mean = float(logprobs[turn.sampled : turn.stop].mean())
@@ -34,6 +36,17 @@ def conversation(trajectory: Trajectory, renderer: Renderer) -> Iterator[Text]:
             (f"   (mean log-prob {mean:.2f})", "dim"),
         )
     yield Text(f"     {ending(trajectory)}")
+    if trajectory.verdict:
+        yield Text(f"     verdict: {_cut(visible(str(trajectory.verdict)))}", "dim")
+
+
+VERDICT_CHARS = 2_000
+"""So many characters of a verdict are shown; `--json` has all."""
+
+
+def _cut(text: str) -> str:
+    half = VERDICT_CHARS // 2
+    return text if len(text) <= VERDICT_CHARS else f"{text[:half]} ... {text[-half:]}"
 
 
 TOKEN_COLUMNS = ("index", "id", "text", "sampled", "log-prob", "version")

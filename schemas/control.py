@@ -9,6 +9,7 @@ tasks themselves.
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -19,6 +20,22 @@ from schemas.transcript import LogProbs, Sampling, TokenIds
 
 SMALLEST_WEIGHT, LARGEST_WEIGHT = 1e-3, 1e3
 """Bounds of an engine's weight: what is meant to have nothing is drained."""
+
+
+def _can_be_called(url: str) -> bool:
+    """Tell whether an engine may be at an address, and the address be shown: it holds no password."""
+    try:
+        parts = urlsplit(url)
+        return (
+            parts.scheme in {"http", "https"}
+            and bool(parts.hostname)
+            and parts.port != 0
+            and parts.username is None
+            and url.isprintable()
+            and " " not in url
+        )
+    except ValueError:  # no such port, brackets that do not close
+        return False
 
 
 CONFIGURED = "configured"
@@ -233,8 +250,8 @@ class Backend(Message, frozen=True, kw_only=True, tag="rollmill.backend"):
             raise ValueError(f"{CONFIGURED!r} is what the engine in the settings is called; give this one another name")
         if self.run:
             run_name(self.run)
-        if not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url is {self.url[:80]!r}; it is http://host:port")
+        if not _can_be_called(self.url):
+            raise ValueError(f"url is {self.url[:80]!r}; it is http://host:port, or https, without a user")
         if not SMALLEST_WEIGHT <= self.weight <= LARGEST_WEIGHT:
             raise ValueError(f"weight is {self.weight}; it is {SMALLEST_WEIGHT:g} to {LARGEST_WEIGHT:g}")
 

@@ -153,33 +153,35 @@ class WeightSync:
     async def _load(self, wanted: PolicyVersion) -> None:
         began = self._clock.monotonic()
         try:
-            apart = await self._exchange(wanted)
-        except WrongWeights as error:
+            # Inside: a pause whose answer was lost may hold, and must be ended too.
+            await self._client.pause("keep")
+            await self._client.load(Path(wanted.directory), wanted.version, self._run)
+        except BaseException:
+            await self._end_pause()
+            raise
+        try:
+            apart = await self._proven(wanted)
+        except PolicyError as error:
             await self._put_back()
-            await self._doubt(wanted, str(error))
+            if isinstance(error, WrongWeights):
+                await self._doubt(wanted, str(error))
+            raise
+        except BaseException:
+            await self._end_pause()
             raise
         self._good, self._loaded = wanted, (wanted.version, wanted.digest)
         took_s = self._clock.monotonic() - began
         log.info("policy serves version %d of run %s after %.2f s", wanted.version, self._run, took_s)
         await self._tell(wanted.version, {"policy.handover_s": took_s, "policy.canary_nats": apart})
 
-    async def _exchange(self, wanted: PolicyVersion) -> float | None:
-        """Pause, load, ask, resume; return how far the canary's log-probs are from the expected ones, nats.
+    async def _proven(self, wanted: PolicyVersion) -> float | None:
+        """Let the engine sample on if it has what it loaded, or ask it right then; return the canary's distance, nats.
 
         Raises:
-            WrongWeights: too far; the engine may still be paused.
+            WrongWeights: it has other weights; it may still be paused.
         """
-        try:
-            # Inside: a pause whose answer was lost may hold, and must be ended too.
-            await self._client.pause("keep")
-            await self._client.load(Path(wanted.directory), wanted.version, self._run)
-            in_pause = (await self._client.info()).scores_paused
-            apart = await self._ask(wanted) if in_pause else None
-        except WrongWeights:
-            raise
-        except BaseException:
-            await self._end_pause()
-            raise
+        in_pause = (await self._client.info()).scores_paused
+        apart = await self._ask(wanted) if in_pause else None
         await self._client.resume()
         return apart if in_pause else await self._ask(wanted)
 
@@ -189,7 +191,7 @@ class WeightSync:
             return None
         try:
             apart = canary.apart(wanted.canary, await self._client.score(wanted.canary.prompt))
-        except BadReply as error:  # broken weights say what is no number
+        except (BadReply, PolicyRefused) as error:  # what is no number; ids that this model has not
             raise WrongWeights(f"it has no answer to the canary of version {wanted.version}: {error}") from error
         if not apart < canary.LIMIT_NATS:
             raise WrongWeights(

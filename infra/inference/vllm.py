@@ -202,8 +202,15 @@ class VllmClient:
         if not paused:
             raise PolicyRefused("weights change only while the engine is paused: call pause first")
         card = await self._card()
-        if not card.dtype:  # our own server looks for itself
-            await asyncio.to_thread(_require_weights_of, directory, Path(card.root or ""))
+        if card.dtype:
+            return  # our own server looks for itself
+        config, root = await self._server_config(), Path(card.root or "")
+        if _told(config, "device_config", "device") == "cpu" and await asyncio.to_thread(_ties_its_ends, root):
+            raise PolicyRefused(
+                f"{root} ties its output layer to its embeddings, and vLLM on a processor keeps the old output layer "
+                "when such weights are exchanged: serve a copy of the model that ties nothing (`tie_word_embeddings`)"
+            )
+        await asyncio.to_thread(_require_weights_of, directory, root)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End generations by name; each answers with what it has."""
@@ -242,10 +249,13 @@ class VllmClient:
 
     async def _vllm_config(self) -> tuple[str, str]:
         """Return (dtype, log-prob mode) as vLLM's development endpoint tells them."""
+        config = await self._server_config()
+        dtype, mode = (_told(config, "model_config", name) for name in ("dtype", "logprobs_mode"))
+        return dtype.removeprefix("torch."), mode
+
+    async def _server_config(self) -> dict[str, Any]:
         body = await self._call("GET", wire.SERVER_INFO, query={"config_format": "json"})
-        config: dict[str, Any] = _decode(body, dict[str, Any], wire.SERVER_INFO).get("vllm_config") or {}
-        model: dict[str, Any] = config.get("model_config") or {}
-        return str(model.get("dtype", "")).removeprefix("torch."), str(model.get("logprobs_mode", ""))
+        return _decode(body, dict[str, Any], wire.SERVER_INFO).get("vllm_config") or {}
 
     async def _call(
         self,
@@ -284,6 +294,20 @@ class VllmClient:
                 f"{self.url}{path} did not answer in {limit_s} s: the engine is paused, stuck or overloaded; see "
                 "its log"
             ) from error
+
+
+def _told(config: dict[str, Any], section: str, name: str) -> str:
+    """Return what vLLM says of a setting of its own; empty if it does not."""
+    return str((config.get(section) or {}).get(name, ""))
+
+
+def _ties_its_ends(root: Path) -> bool:
+    """Tell whether a model uses its embeddings as its output layer, as far as it can be seen from here."""
+    try:
+        config = msgspec.json.decode((root / "config.json").read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError):
+        return False
+    return config.get("tie_word_embeddings") is True
 
 
 def _require_weights_of(directory: Path, root: Path) -> None:

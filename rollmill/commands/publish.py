@@ -77,7 +77,7 @@ def _show(result: dict[str, Any]) -> None:
     groups = result["tasks"] // result["samples"]
     output.console.print(
         f"published {result['tasks']} tasks ({groups} groups of {result['samples']}) to run [bold]{result['run']}[/]; "
-        "what was published to it before counts once"
+        "what it had already is not done again"
     )
     for bad in result["bad_lines"]:
         output.errors.print(f"[yellow]not published:[/] {bad}")

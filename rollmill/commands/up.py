@@ -96,7 +96,7 @@ async def _up(plan: LocalPlan) -> None:
 
 
 def _say(event: Event) -> None:
-    words = f": {event.last_words}" if event.what is What.DIED and event.last_words else ""
+    words = f"; the last line of its log: {event.last_words}" if event.what is What.DIED and event.last_words else ""
     output.console.print(f"{event}{words}", style="dim", highlight=False, markup=False)
 
 

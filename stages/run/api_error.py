@@ -51,7 +51,7 @@ def malformed(param: str | None, message: str) -> ApiError:
 
 def too_large(most: int) -> ApiError:
     """Return the refusal of a body of more than this many bytes."""
-    message = f"the body exceeds {most} bytes (`proxy.body_bytes`)"
+    message = f"the body exceeds {most} bytes, which is the limit here"
     return ApiError(413, message, kind="invalid_request_error", code="request_too_large")
 
 

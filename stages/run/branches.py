@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from infra.errors import ConfigError, Failure
@@ -162,6 +163,7 @@ class Branches:
             LimitReached: there is no room for an answer.
             ApiError: the chat template cannot show this conversation.
         """
+        self._require_a_chance(call)
         branch = self._continued(call)
         try:
             conversation, prompt, extends = self._prompt(call, branch)
@@ -187,6 +189,14 @@ class Branches:
             extends=extends,
             turns=branch.turns if branch else 0,
         )
+
+    def _require_a_chance(self, call: ChatCall) -> None:
+        """Raise LimitReached for what cannot fit, before it is rendered: that takes time, by its size."""
+        size = sum(len(message.content.encode()) for message in call.messages) + len(msgspec.json.encode(call.tools))
+        least = max(len(call.messages), size // self._renderer.longest)
+        if least >= self._context:
+            self.limit = self.limit if self.exhausted else StopReason.CONTEXT
+            raise _context_reached(least, self._context)
 
     def take(self, ask: Ask, generation: Generation, engine: ModelInfo, now_ms: int) -> Answer:
         """Record an engine's answer and return what the agent is told.
@@ -346,5 +356,5 @@ class Branches:
 
 
 def _context_reached(tokens: int, context: int) -> LimitReached:
-    message = f"the conversation has {tokens} tokens and the model's context is {context}: there is no room to answer"
+    message = f"the conversation has at least {tokens} tokens and the model's context is {context}: no answer fits"
     return LimitReached(StopReason.CONTEXT, message, code="context_length_exceeded")

@@ -20,6 +20,7 @@ from typing import Any
 
 from infra.envhost.client import EnvHostClient
 from infra.envhost.protocol import Claimed
+from infra.waiting import waits_for
 from stages.run.open_episode import OpenEpisode
 
 ASK_EVERY_S = 0.5
@@ -46,8 +47,12 @@ class Address:
 async def play(opened: OpenEpisode, address: Address, host: EnvHostClient, claim: Claimed) -> None:
     """Start the agent, and return when the episode is over."""
     stepped = await host.step(claim.lease, claim.token, _action("open", asdict(address)))
-    while not stepped.done and not await opened.until_over(ASK_EVERY_S):
+    while not stepped.done:
+        waits_for("its agent, or an outcome that is posted")
+        if await opened.until_over(ASK_EVERY_S):
+            break
         stepped = await host.step(claim.lease, claim.token, _action("wait", {}))
+    waits_for("")
 
 
 def with_outcome(verdict: dict[str, Any], outcome: dict[str, Any] | None) -> dict[str, Any]:

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
+
+import msgspec
 
 from infra.clock import Clock
 from infra.errors import Failure, boundary
@@ -43,6 +45,10 @@ CALLS_AT_ONCE = 64
 
 SETTLED_S = 60.0
 """Who posted an outcome is told within so many seconds whether it is in the log."""
+
+
+VERDICT_CHARS = 1_000
+"""So many characters of a verdict's end are told in a failure: where a program said why it ended."""
 
 
 class OpenEpisode:
@@ -139,8 +145,11 @@ class OpenEpisode:
         while left := [*self._calls, *self._inside]:
             await asyncio.wait(left)
 
-    def transcript(self) -> Transcript:
+    def transcript(self, verdict: Mapping[str, Any] | None = None) -> Transcript:
         """Return the token record of an episode that has ended.
+
+        Args:
+            verdict: what its environment says, told where there is nothing else to tell.
 
         Raises:
             Failure: the system failed it, or its agent never had an answer, so there is nothing to grade.
@@ -152,7 +161,11 @@ class OpenEpisode:
         if self._branches.limit is StopReason.CONTEXT:
             cause = "the agent's first call does not fit into the model's context: no turn fits"
             raise Failure(FailureKind.INVALID_TASK, Boundary.TASK, cause)
-        cause = "the agent ended without an answer of the policy: look whether it started, and called its base_url"
+        said = msgspec.json.encode(verdict or {}, enc_hook=str).decode()
+        cause = (
+            "the agent ended without an answer of the policy: look whether it started, and called its base_url; its "
+            f"environment says {said if len(said) <= VERDICT_CHARS else '...' + said[-VERDICT_CHARS:]}"
+        )
         raise Failure(FailureKind.INFRASTRUCTURE, Boundary.ENVIRONMENT, cause)
 
     @property

@@ -111,6 +111,11 @@ class Renderer:
         literal.encode_special_tokens = True
         return literal
 
+    @cached_property
+    def longest(self) -> int:
+        """Most bytes of text that one token stands for, where each stands for its own text."""
+        return max(len(token.encode()) for token in self._tokenizer.get_vocab())
+
     def as_text(self, content: str) -> str:
         """Return somebody's text with marks around what looks like control tokens, which `encode` writes as text."""
         return self._special.sub(rf"{_SEPARATOR}\g<0>{_SEPARATOR}", content)
@@ -122,7 +127,8 @@ class Renderer:
             if at % 2:
                 ids += self._as_letters(part)
             elif part:
-                ids += self._tokenizer.encode(part, add_special_tokens=False).ids
+                # As a batch, for `encode` holds the interpreter's lock: a long text would stop the event loop.
+                ids += self._tokenizer.encode_batch_fast([part], add_special_tokens=False)[0].ids
         return np.asarray(ids, dtype=np.int32)
 
     def _as_letters(self, special: str) -> list[int]:

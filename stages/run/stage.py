@@ -175,8 +175,8 @@ class RunStage:
                 async with self._proxy.opened(episode, engine) as (opened, address):
                     unrecorded.callback(opened.settle, recorded=False)
                     await play(opened, address, host, claim)
-                record = opened.transcript()
                 verdict = with_outcome(await host.verdict(claim.lease, claim.token), opened.outcome)
+                record = opened.transcript(verdict)
             rollout = self._rollout(episode, record, opened.stop, verdict, opened.backends)
             unrecorded.pop_all()
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from infra.inference.base import ModelPathMissing, NumberFormat, PolicyRefused
 from infra.inference.local_server.attention import ATTENTION_NAME, CacheShape
-from infra.inference.local_server.int8 import channel_scales, int8_layers, quantise, require_finite
+from infra.inference.local_server.int8 import channel_scales, int8_layers, quantise
 from infra.inference.weight_files import WEIGHTS_FILE, files
 
 DTYPES: dict[NumberFormat, torch.dtype] = {
@@ -116,7 +116,7 @@ def swap_weights(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> No
     """Copy new weights into a model, or change nothing.
 
     Raises:
-        PolicyRefused: names or shapes differ from the model's, or int8 cannot hold a weight.
+        PolicyRefused: names or shapes differ from the model's, or a weight is not finite.
     """
     current = model.state_dict()
     # A tied weight appears under both names in the model and under one in the file; it is one storage.
@@ -133,9 +133,10 @@ def swap_weights(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> No
             "these are weights of another model: "
             f"missing {missing[:3]}, unknown {unknown[:3]}, other shape {misshapen[:3]}; nothing was changed"
         )
+    if broken := [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]:
+        raise PolicyRefused(f"not all numbers of {broken[:3]} are finite: its trainer diverged; nothing was changed")
     layers = int8_layers(model)
     scales = {name: channel_scales(tensor) for name, tensor in tensors.items() if name in layers}
-    require_finite(scales)
     with torch.no_grad():
         for name, tensor in tensors.items():
             if name in layers:

@@ -21,7 +21,7 @@ from infra.inference.base import (  # noqa: E402
     Weights,
 )
 from infra.inference.local_server.engine import Engine, EngineLimits, Request  # noqa: E402
-from infra.inference.local_server.weights import load_model  # noqa: E402
+from infra.inference.local_server.weights import load_model, read_weights, swap_weights  # noqa: E402
 from schemas.transcript import Sampling  # noqa: E402
 from tests.tiny_llama import VOCABULARY, plain_logprobs, save_tiny_llama  # noqa: E402
 
@@ -209,6 +209,19 @@ def test_weights_of_another_model_change_nothing(make_engine, models):
     engine.resume().result(WAIT_S)
     for name, tensor in engine._model.state_dict().items():
         assert torch.equal(tensor, before[name])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_change_nothing(models, value):
+    """Every answer of theirs would fail."""
+    model = load_model(models["plain"], torch.float32)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    tensors = read_weights(models["other"])
+    name = next(iter(tensors))
+    tensors[name].view(-1)[3] = value
+    with pytest.raises(PolicyRefused, match=rf"not all numbers of \['{name}'\] are finite.*nothing was changed"):
+        swap_weights(model, tensors)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 def test_a_truncated_weights_file_is_refused(make_engine, models, tmp_path):

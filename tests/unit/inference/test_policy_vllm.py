@@ -305,12 +305,39 @@ def cut_short(folder):
 )
 async def test_what_vllm_would_not_survive_is_not_asked_of_it(fake, tmp_path, given, error, says):
     """It shuts itself down where it cannot load: the weights are looked at first, and nothing is changed."""
-    fake.replies["/v1/models"] = (200, {"data": [{"id": "policy", "root": str(weights(tmp_path / "served"))}]})
+    fake.replies |= {
+        "/v1/models": (200, {"data": [{"id": "policy", "root": str(weights(tmp_path / "served"))}]}),
+        "/server_info": (200, {"vllm_config": {"device_config": {"device": "cuda"}}}),
+    }
     async with VllmClient(fake.url) as client:
         with pytest.raises(error, match=says):
             await client.load(given(tmp_path / "9"), 9, "r")
 
-    assert [path for path, _ in fake.asked] == ["/is_paused", "/v1/models"]
+    assert [path for path, _ in fake.asked] == ["/is_paused", "/v1/models", "/server_info?config_format=json"]
+
+
+@pytest.mark.parametrize(
+    ("device", "tied", "refused"), [("cpu", True, True), ("cpu", False, False), ("cuda", True, False)]
+)
+async def test_tied_weights_are_not_given_to_vllm_on_a_processor(fake, tmp_path, device, tied, refused):
+    """It would go on with the old output layer, and say that it has the new version."""
+    served, given = weights(tmp_path / "served"), weights(tmp_path / "9")
+    (served / "config.json").write_text(json.dumps({"tie_word_embeddings": tied}))
+    fake.replies |= {
+        "/v1/models": (200, {"data": [{"id": "policy", "root": str(served)}]}),
+        "/server_info": (200, {"vllm_config": {"device_config": {"device": device}}}),
+        "/collective_rpc": (200, {"results": [None]}),
+        "/reset_prefix_cache": (200, {"success": True}),
+        "/update_weight_version": (200, {"success": True}),
+        "/weight_info": (200, {"weight_version": "9@r"}),
+    }
+    async with VllmClient(fake.url) as client:
+        if refused:
+            with pytest.raises(PolicyRefused, match="keeps the old output layer"):
+                await client.load(given, 9, "r")
+        else:
+            await client.load(given, 9, "r")
+    assert bool(fake.asked_of("/collective_rpc")) != refused
 
 
 async def test_an_engine_that_samples_is_given_no_weights(fake):

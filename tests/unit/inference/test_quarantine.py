@@ -16,7 +16,7 @@ from infra.clock import VirtualClock, settle
 from infra.control import ControlView
 from infra.errors import Failure
 from infra.inference.backends import registered
-from infra.inference.base import UNKNOWN, BadReply, Need, Weights
+from infra.inference.base import UNKNOWN, BadReply, Need, PolicyRefused, PolicyUnreachable, Weights
 from infra.inference.canary import CANARY_IDS, LIMIT_NATS, apart, canary_of, canary_prompt
 from infra.inference.pool import PolicyPool, Request
 from infra.inference.scripted import ScriptedPolicy, scripted_scores
@@ -172,12 +172,13 @@ async def test_a_load_that_went_wrong_once_is_forgiven(world):
         assert await world.quarantines() == []
 
 
-async def test_an_engine_whose_weights_say_no_numbers_has_other_weights(world):
-    """Not a number goes round in no JSON: such an answer is none."""
+@pytest.mark.parametrize("error", [BadReply("a log-prob is no number"), PolicyRefused("no such ids")])
+async def test_an_engine_that_has_no_answer_to_the_canary_has_other_weights(world, error):
+    """Not a number goes round in no JSON, and a model of fewer ids knows not all of the prompt."""
 
     def scores(weights, ids):
         if weights.version == 2:
-            raise BadReply("a log-prob of the prompt is no number")
+            raise error
         return scripted_scores(weights, ids)
 
     world.engine.scores = scores
@@ -188,6 +189,25 @@ async def test_an_engine_whose_weights_say_no_numbers_has_other_weights(world):
         assert await world.serves() == Weights(1, "r")
     (found,) = await world.quarantines()
     assert "no answer to the canary of version 2" in found.cause
+
+
+async def test_weights_that_could_not_be_asked_for_are_put_back_and_tried_again(world):
+    """Whatever kept the engine from answering says nothing of them; until they are proven nobody is served by them."""
+    away = [PolicyUnreachable("the connection broke")] * 3
+
+    def scores(weights, ids):
+        if weights.version == 2 and away:
+            raise away.pop()
+        return scripted_scores(weights, ids)
+
+    world.engine.scores = scores
+    async with world.syncing():
+        await world.announce(1)
+        await world.announce(2)
+        assert await world.serves() == Weights(1, "r")
+        await world.clock.advance(3 * AGAIN_S)
+        assert await world.serves() == Weights(2, "r")
+        assert await world.quarantines() == []
 
 
 async def test_what_cannot_be_put_back_leaves_an_engine_with_no_version(world):

@@ -206,6 +206,8 @@ def test_an_address_of_the_board_has_a_port(url):
     [
         (("proxy.host=0.0.0.0",), "no agent can call"),
         (("proxy.url=rollouts.example",), "no address"),
+        (("proxy.url=http://10.0.0.5:{prot}",), "proxy.url"),
+        (("proxy.url=http://{prot}",), "the one thing that is filled in is {port}"),
         (("proxy.port=70000",), "proxy.port"),
     ],
 )

@@ -89,7 +89,8 @@ def test_a_section_needs_exactly_one_source(tmp_path, section):
         ({"family": "toy", "count": -1}, r"\[tasks\]: count: "),
         ({"family": "toy", "budgets": {"run": 9}}, r"\[tasks\]: budgets has unknown fields \['run'\]; it has init_s"),
         ({"family": "toy", "stop_sequences": [[]]}, r"\[tasks\]: stop_sequences has \(\); it is 1 to 256 token ids"),
-        ({"family": "toy", "stop_sequences": ["</a>"]}, r"\[tasks\]: stop_sequences\[0\]: Expected `array`"),
+        ({"family": "toy", "stop_sequences": ["</a>"]}, r"\[tasks\]: stop_sequences\[0\]: Expected `array`.*\[\[13"),
+        ({"family": "toy", "repetition": 5}, r"\[tasks\]: repetition: .*table of max_pattern"),
         ({"family": "toy", "repetition": {"min_count": 4}}, r"\[tasks\]: repetition: .*missing .*`max_pattern_size`"),
         (
             {"family": "toy", "repetition": {"max_pattern_size": 8, "count": 4}},

@@ -415,6 +415,17 @@ def test_a_conversation_that_outgrows_the_context_may_be_followed_by_a_shorter_o
     assert played.branches.limit is None
 
 
+@pytest.mark.parametrize(
+    "messages", [[user("x" * 3_000_000)], [user("x")] * 1024, [system("x" * 3_000_000), user("x")]]
+)
+def test_what_can_fit_in_no_case_is_refused_before_it_is_rendered(renderer, messages, monkeypatch):
+    """Rendering takes time, by the size of it, and an agent may send megabytes."""
+    played = Played(renderer, context=1024)
+    monkeypatch.setattr(renderer, "render", lambda *_: pytest.fail("it was rendered"))
+    error = reached(played, messages)
+    assert ("context_length_exceeded", StopReason.CONTEXT) == (error.body["error"]["code"], played.branches.limit)
+
+
 def test_an_answer_that_fills_the_context_is_cut_by_it(renderer):
     """The API's word is length, the record's is context."""
     played = Played(renderer, context=120)
