@@ -156,7 +156,7 @@ class PolicyVersion(Message, frozen=True, kw_only=True, tag="rollmill.policy_ver
     directory: str
     """Where the weights are, as seen by the policy."""
     digest: str
-    """SHA-256 of the weight file."""
+    """SHA-256 of the weight file: names it; whether an engine has these weights, the canary says."""
     canary: Canary | None = None
     """How to tell that an engine has these weights; not asked if none."""
 

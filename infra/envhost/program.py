@@ -1,9 +1,10 @@
-"""An agent that is a program: started with an address in its variables, ended with everything that it started.
+"""An agent that is a program: started with an address in its variables, ended with what it started and is in its group.
 
 For families whose agent only knows a `base_url` (`stages/run/harness.py` says what is stepped). The program finds it in
 OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL and OUTCOME_URL, runs in an empty directory of its own, sees no other
 variables than those and PATH, and has no input. The episode ends with the program; its exit code and the end of what it
-printed are the verdict. This is no sandbox: it may do what the environment host's user may do.
+printed are the verdict. This is no sandbox: it may do what the environment host's user may do, and what it starts in a
+session of its own outlives it.
 """
 
 from __future__ import annotations
