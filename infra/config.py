@@ -137,6 +137,12 @@ class PolicyConfig(Section):
     rolling: bool = Field(
         False, description="Bring new weights into one engine after another; otherwise into all at once."
     )
+    canary_nats: float = Field(
+        0.3,
+        ge=0,
+        le=100,
+        description="Mean distance of the canary's log-probs from which on an engine has other weights; 0: do not ask.",
+    )
     wait_s: Pause = Field(120.0, description="Longest wait for an engine that is away or behind.")
     generate_timeout_s: Pause = Field(600.0, description="Longest wait for one answer of the engine.")
 

@@ -197,6 +197,11 @@ class ScriptedPolicy:
         self.loaded.append((directory, version))
         self._weights = Weights(version, run)
 
+    @property
+    def paused(self) -> bool:
+        """Tell whether sampling is stopped."""
+        return self._mode is not None
+
     async def label(self, weights: Weights) -> None:
         """Say which weights are in place."""
         self._weights = weights

@@ -66,6 +66,7 @@ class WeightSync:
         take: bool = False,
         turn: asyncio.Lock | None = None,
         address: str = "",
+        limit_nats: float = canary.LIMIT_NATS,
     ) -> None:
         """Build it.
 
@@ -78,6 +79,7 @@ class WeightSync:
             take: take the engine from a run that has not ended.
             turn: held during a load, so that of several engines one is loaded at a time; none: all may be.
             address: where the engine is, for people.
+            limit_nats: from this distance on it has other weights than it loaded; 0: it is not asked.
         """
         self._control = control
         self._client = client
@@ -87,6 +89,7 @@ class WeightSync:
         self._take = take
         self._turn = turn
         self._address = address
+        self._limit_nats = limit_nats
         self._loaded: tuple[int, str] | None = None
         self._good: PolicyVersion | None = None
         """What the engine had last, and was not wrong about."""
@@ -187,16 +190,16 @@ class WeightSync:
 
     async def _ask(self, wanted: PolicyVersion) -> float | None:
         """Return how far the engine is from what was announced; None if that is not to be known."""
-        if wanted.canary is None:
+        if wanted.canary is None or not self._limit_nats:
             return None
         try:
             apart = canary.apart(wanted.canary, await self._client.score(wanted.canary.prompt))
         except (BadReply, PolicyRefused) as error:  # what is no number; ids that this model has not
             raise WrongWeights(f"it has no answer to the canary of version {wanted.version}: {error}") from error
-        if not apart < canary.LIMIT_NATS:
+        if not apart < self._limit_nats:
             raise WrongWeights(
                 f"what it says to the canary of version {wanted.version} is {apart:.3g} nats from the trainer's in the "
-                f"mean, and up to {canary.LIMIT_NATS:g} is rounding: {wanted.directory} holds other weights than were "
+                f"mean, and up to {self._limit_nats:g} is rounding: {wanted.directory} holds other weights than were "
                 "announced, or the engine did not load them whole"
             )
         return apart

@@ -15,6 +15,7 @@ from infra.clock import Clock
 from infra.control import ControlView
 from infra.inference.backends import in_pool
 from infra.inference.base import Connect
+from infra.inference.canary import LIMIT_NATS
 from infra.inference.sync import LOOK_EVERY_S, EngineTaken, WeightSync, is_over
 from infra.wire import Publisher
 from schemas.control import Backend
@@ -36,6 +37,7 @@ class PoolSync:
         url: str,
         take: bool = False,
         rolling: bool = False,
+        limit_nats: float = LIMIT_NATS,
     ) -> None:
         """Build it.
 
@@ -48,6 +50,7 @@ class PoolSync:
             url: the engine while none is registered.
             take: take engines from runs that have not ended.
             rolling: load one engine after another.
+            limit_nats: from this distance on an engine has other weights than it loaded; 0: none is asked.
         """
         self._control = control
         self._connect = connect
@@ -56,6 +59,7 @@ class PoolSync:
         self._run = run
         self._url = url
         self._take = take
+        self._limit_nats = limit_nats
         self._turn = asyncio.Lock() if rolling else None
         self._following: dict[str, asyncio.Task[None]] = {}
         self._wanted_before: set[str] | None = None
@@ -117,6 +121,7 @@ class PoolSync:
                 take=self._take,
                 turn=self._turn,
                 address=url,
+                limit_nats=self._limit_nats,
             ).run()
         finally:
             await client.close()

@@ -87,6 +87,7 @@ async def _follow(run: str, config: Config, *, take: bool) -> None:
             url=config.policy.url,
             take=take,
             rolling=config.policy.rolling,
+            limit_nats=config.policy.canary_nats,
         )
         async with control.following():
             await until_stopped(sync.run())

@@ -70,6 +70,7 @@ class ScriptedServer:
                 web.post(wire.GENERATE, self.generate),
                 web.post(wire.PAUSE, self.pause),
                 web.post(wire.RESUME, self.resume),
+                web.get(wire.IS_PAUSED, self.is_paused),
                 web.post(wire.COLLECTIVE_RPC, self.collective_rpc),
                 web.post(wire.RESET_PREFIX_CACHE, self.nothing),
                 web.post(wire.UPDATE_WEIGHT_VERSION, self.update_weight_version),
@@ -103,6 +104,10 @@ class ScriptedServer:
         """Sample on."""
         await self._policy.resume()
         return _json({"status": "resumed"})
+
+    async def is_paused(self, _: web.Request) -> web.Response:
+        """Tell whether sampling is stopped: whoever brings weights asks."""
+        return _json(wire.Paused(is_paused=self._policy.paused))
 
     async def collective_rpc(self, http: web.Request) -> web.Response:
         """Note the directory; the version comes in a call of its own."""

@@ -161,7 +161,9 @@ class System:
     def _plan(self) -> LocalPlan:
         few = StageConfig(max_in_flight=IN_FLIGHT)
         bus = Config().bus.model_copy(update={"session_timeout_s": SESSION_TIMEOUT_S})
-        base = Config().model_copy(update={"bus": bus, "run": few})
+        # A script says nothing to a canary that a trainer would.
+        unasked = Config().policy.model_copy(update={"canary_nats": 0})
+        base = Config().model_copy(update={"bus": bus, "run": few, "policy": unasked})
         return make_plan(self.folder / "data", base=base, model=self.folder / "model", run_workers=RUN_WORKERS)
 
     def _local(self, plan: LocalPlan) -> tuple[Service, ...]:

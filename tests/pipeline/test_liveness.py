@@ -108,7 +108,8 @@ class World:
         control = ControlView(self.bus, self.clock)
         publisher = Publisher(self.bus, self.clock, "policy")
         async with control.following():
-            await WeightSync(control, self.policy, self.clock, publisher, run=RUN).run()
+            # The engine is no model, and says nothing to a canary that a trainer would.
+            await WeightSync(control, self.policy, self.clock, publisher, run=RUN, limit_nats=0).run()
 
     async def messages(self, topic):
         """Return all messages of a topic."""
