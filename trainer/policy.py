@@ -63,9 +63,10 @@ class Policy:
         return int(self.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
 
     @property
-    def context(self) -> int:
-        """Most tokens that the model takes."""
-        return int(self.model.config.max_position_embeddings)  # type: ignore[union-attr, arg-type]
+    def context(self) -> int | None:
+        """Most tokens that the model takes; None if its configuration does not say."""
+        found = getattr(self.model.config, "max_position_embeddings", None)
+        return int(found) if found else None
 
     def trained(self) -> list[torch.nn.Parameter]:
         """Return what the optimizer moves."""

@@ -22,14 +22,16 @@ LIMIT_NATS = 0.3
 """Mean distance of log-probs from which on weights are taken to be others, nats."""
 
 
-def canary_prompt(vocabulary: int, context: int) -> TokenIds:
+def canary_prompt(vocabulary: int, context: int | None) -> TokenIds:
     """Return the prompt, shape (n,), int32: any ids will do, the same ones for every version of a model.
 
     Args:
         vocabulary: number of ids that the model knows.
-        context: most ids that it takes.
+        context: most ids that it takes, where that is known.
     """
-    return np.random.default_rng(vocabulary).integers(vocabulary, size=min(CANARY_IDS, context), dtype=np.int32)
+    return np.random.default_rng(vocabulary).integers(
+        vocabulary, size=min(CANARY_IDS, context or CANARY_IDS), dtype=np.int32
+    )
 
 
 def canary_of(prompt: TokenIds, logprobs: LogProbs) -> Canary:
