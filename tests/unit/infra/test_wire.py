@@ -170,7 +170,7 @@ async def test_a_sender_may_choose_the_partition(bus):
     assert [record.partition for record in await read_all(bus, EVENTS)] == [3]
 
 
-KEYS = {"run", "credit", "cursor", "policy", "cancel", "breaker", "feeder", "backend"}
+KEYS = {"run", "credit", "cursor", "policy", "quarantine", "cancel", "breaker", "feeder", "backend"}
 """What the keys of `control` begin with."""
 
 
