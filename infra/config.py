@@ -26,6 +26,7 @@ from pydantic import (
 from infra.breaker import BreakerLimits
 from infra.errors import ConfigError
 from infra.inference.base import NumberFormat
+from infra.inference.canary import LIMIT_NATS
 from infra.security_config import REVEAL, Secret, SecurityConfig
 from infra.settings import apply_override, explain, given_by, plain_texts, read_toml
 from infra.topic_shape import Durability
@@ -138,7 +139,7 @@ class PolicyConfig(Section):
         False, description="Bring new weights into one engine after another; otherwise into all at once."
     )
     canary_nats: float = Field(
-        0.3,
+        LIMIT_NATS,
         ge=0,
         le=100,
         description="Mean distance of the canary's log-probs from which on an engine has other weights; 0: do not ask.",

@@ -31,6 +31,15 @@ def save_tiny_llama(directory: Path, *, seed: int, kv_heads: int = 4, tied: bool
     return directory
 
 
+def tiny_llamas(folder: Path) -> dict[str, Path]:
+    """Write a model, another one of its shape, and one whose heads share keys and whose ends are not tied."""
+    return {
+        "plain": save_tiny_llama(folder / "plain", seed=0),
+        "other": save_tiny_llama(folder / "other", seed=1),
+        "grouped": save_tiny_llama(folder / "grouped", seed=2, kv_heads=2, tied=False),
+    }
+
+
 def plain_logprobs(directory: Path, prompt: list[int], answer: list[int], temperature: float = 1.0) -> np.ndarray:
     """Return the log-prob of each answer token by one forward pass over the whole sequence, without any cache."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()

@@ -25,8 +25,9 @@ from pathlib import Path
 import msgspec
 
 from infra.disk import room_for
+from infra.inference.weight_files import WEIGHTS_FILE
 from trainer.state import TrainerState
-from trainer.weights import WEIGHTS_FILE, sync_directory, write_durably
+from trainer.weights import sync_directory, write_durably
 
 log = logging.getLogger(__name__)
 

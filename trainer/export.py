@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import ConfigError
+from infra.inference.weight_files import WEIGHTS_FILE
 from schemas.decisions import VersionPublished
 from trainer import checkpoint
 from trainer.adapters import whole_weights
@@ -24,7 +25,6 @@ from trainer.history import History, lora_of
 from trainer.int8 import require_int8, to_int8
 from trainer.model_card import model_card
 from trainer.weights import (
-    WEIGHTS_FILE,
     load_model,
     sync_directory,
     weight_bytes,

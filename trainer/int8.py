@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from infra.errors import ConfigError
-from trainer.weights import WEIGHTS_FILE
+from infra.inference.weight_files import WEIGHTS_FILE
 
 
 def require_int8() -> None:

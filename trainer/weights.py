@@ -23,8 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from infra.disk import room_for
 from infra.errors import ConfigError
-
-WEIGHTS_FILE = "model.safetensors"
+from infra.inference.weight_files import WEIGHTS_FILE
 
 _WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".msgpack", ".h5", ".gguf"}
 

@@ -11,24 +11,24 @@ from infra.inference.base import Weights
 from schemas.control import PolicyVersion, Quarantine
 
 
-def policy_of(run: str) -> tuple[str, type[PolicyVersion]]:
-    """Return where `control` says what the policy of a run should serve."""
-    return f"policy/{run}", PolicyVersion
+def announced(control: ControlView, run: str) -> PolicyVersion | None:
+    """Return the version that a run's trainer announced last; None if it has announced none."""
+    return control.get(f"policy/{run}", PolicyVersion)
 
 
 def quarantined(control: ControlView, run: str) -> Quarantine | None:
     """Return why the version that a run announced last is not to be loaded, if it is not."""
-    announced, found = control.get(*policy_of(run)), control.get(f"quarantine/{run}", Quarantine)
-    if announced is None or found is None:
+    last, found = announced(control, run), control.get(f"quarantine/{run}", Quarantine)
+    if last is None or found is None:
         return None
-    return found if (announced.epoch, announced.version) == (found.epoch, found.version) else None
+    return found if (last.epoch, last.version) == (found.epoch, found.version) else None
 
 
 def refused(control: ControlView) -> dict[Weights, str]:
     """Return the weights of which no token may be taken, each with what was found."""
     found: dict[Weights, str] = {}
     for one in control.all(Quarantine):
-        announced = control.get(*policy_of(one.run))
-        if announced is None or announced.epoch <= one.epoch:
+        last = announced(control, one.run)
+        if last is None or last.epoch <= one.epoch:
             found[Weights(one.version, one.run)] = one.cause
     return found

@@ -25,7 +25,7 @@ from infra.control import ControlView
 from infra.errors import BusError, RollmillError
 from infra.inference import canary
 from infra.inference.base import UNKNOWN, BadReply, PolicyClient, PolicyError, PolicyRefused, Weights, WrongWeights
-from infra.inference.quarantine import policy_of, quarantined
+from infra.inference.quarantine import announced, quarantined
 from infra.wire import Publisher
 from schemas.control import Cancel, Credit, PolicyVersion, Quarantine
 from schemas.telemetry import MetricPoint, Metrics
@@ -102,7 +102,7 @@ class WeightSync:
         Raises:
             EngineTaken: the engine is that of a run that has not ended, or another run took it.
         """
-        if self._control.get(*policy_of(self._run)) is None:
+        if announced(self._control, self._run) is None:
             log.info("no trainer of run %s has announced a version yet: the engine is left as it is", self._run)
         while True:
             wanted = self._wanted()
@@ -120,7 +120,7 @@ class WeightSync:
 
     def _wanted(self) -> PolicyVersion | None:
         """Return the version that was announced last, unless it is in quarantine."""
-        return None if quarantined(self._control, self._run) else self._control.get(*policy_of(self._run))
+        return None if quarantined(self._control, self._run) else announced(self._control, self._run)
 
     async def _load_what_is_wanted_now(self) -> PolicyVersion | None:
         """Load it if it still must be; the turn may have been waited for. Return what was wanted."""

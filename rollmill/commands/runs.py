@@ -10,9 +10,9 @@ from infra.clock import SystemClock
 from infra.config import Config
 from infra.connect import connected
 from infra.control import ControlView, control_now
-from infra.inference.quarantine import quarantined
+from infra.inference.quarantine import announced, quarantined
 from rollmill import output
-from schemas.control import Cancel, Credit, Cursor, PolicyVersion, RunManifest
+from schemas.control import Cancel, Credit, Cursor, RunManifest
 
 
 @click.command("runs")
@@ -32,7 +32,7 @@ async def _runs(config: Config) -> list[dict[str, Any]]:
 
 def _describe(view: ControlView, manifest: RunManifest) -> dict[str, Any]:
     run = manifest.run
-    cursor, policy = view.get(f"cursor/{run}", Cursor), view.get(f"policy/{run}", PolicyVersion)
+    cursor, policy = view.get(f"cursor/{run}", Cursor), announced(view, run)
     credit, cancel = view.get(f"credit/{run}", Credit), view.get(f"cancel/{run}", Cancel)
     return {
         "run": run,

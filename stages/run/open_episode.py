@@ -23,8 +23,8 @@ import msgspec
 
 from infra.clock import Clock
 from infra.errors import Failure, boundary
-from infra.inference.base import ModelInfo, Need
-from infra.inference.pool import PolicyPool, Request
+from infra.inference.base import ModelInfo
+from infra.inference.pool import PolicyPool
 from schemas.messages import Episode
 from schemas.outcome import Boundary, FailureKind, StopReason
 from schemas.transcript import Transcript
@@ -32,6 +32,7 @@ from stages.run.api_error import ApiError, LimitReached, too_many, unavailable, 
 from stages.run.branches import Answer, Ask, Branches
 from stages.run.chat import ChatCall
 from stages.run.render import Renderer
+from stages.run.turn_request import need_of, request_of
 
 log = logging.getLogger(__name__)
 
@@ -204,18 +205,9 @@ class OpenEpisode:
 
     async def _answer(self, ask: Ask) -> Answer:
         task = self._episode.task
-        name = f"{task.run}/{task.group}/{task.sample}/{task.attempt}"
-        request = Request(
-            sampling=task.sampling,
-            seed=ask.seed,
-            request_id=f"{name}/{ask.number}",
-            stop_token_ids=self._renderer.stop_ids,
-            max_tokens=ask.max_tokens,
-            episode=name,
-            group=f"{task.run}/{task.group}",
-        )
+        request = request_of(task, self._renderer, turn=ask.number, seed=ask.seed, max_tokens=ask.max_tokens)
         with boundary(Boundary.POLICY, FailureKind.ENGINE):
-            sampled = await self._policy.generate(ask.prompt, request, Need(task.min_version, task.weights_of))
+            sampled = await self._policy.generate(ask.prompt, request, need_of(task))
         self.backends[sampled.address] = None
         take = partial(self._branches.take, ask, sampled.generation, sampled.engine, self._clock.now_ms())
         return await self._by_itself(take)

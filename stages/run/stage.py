@@ -24,8 +24,8 @@ from infra.envhost.heartbeat import heartbeat
 from infra.envhost.lease import Fenced
 from infra.envhost.protocol import Claimed, Closed
 from infra.errors import ConfigError, Failure, boundary
-from infra.inference.base import ModelInfo, Need
-from infra.inference.pool import PolicyPool, Request, Sampled
+from infra.inference.base import ModelInfo
+from infra.inference.pool import PolicyPool, Sampled
 from infra.stage import Done
 from schemas import transcript
 from schemas.messages import Episode, Rollout
@@ -37,6 +37,7 @@ from stages.run.episode import Act, Ask, EpisodeMachine, Stop
 from stages.run.harness import play, with_outcome
 from stages.run.proxy import Proxy
 from stages.run.render import Renderer
+from stages.run.turn_request import need_of, request_of
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class RunStage:
         family = handler(episode.task.family)
         host = self._hosts.at(episode.host)
         try:
-            engine = await self._policy.info(_need(episode))
+            engine = await self._policy.info(need_of(episode.task))
         except Failure:
             await self._let_go(episode, host)
             raise
@@ -215,18 +216,8 @@ class RunStage:
                     return reason
 
     async def _generate(self, episode: Episode, machine: EpisodeMachine, ask: Ask) -> Sampled:
-        task = episode.task
-        name = f"{task.run}/{task.group}/{task.sample}/{task.attempt}"
-        request = Request(
-            sampling=task.sampling,
-            seed=ask.seed,
-            request_id=f"{name}/{machine.turn}",
-            stop_token_ids=self._renderer.stop_ids,
-            max_tokens=ask.max_tokens,
-            episode=name,
-            group=f"{task.run}/{task.group}",
-        )
-        return await self._policy.generate(machine.prompt, request, _need(episode))
+        request = request_of(episode.task, self._renderer, turn=machine.turn, seed=ask.seed, max_tokens=ask.max_tokens)
+        return await self._policy.generate(machine.prompt, request, need_of(episode.task))
 
     def _rollout(
         self,
@@ -247,10 +238,6 @@ class RunStage:
             worker=self._worker,
             tokenizer_digest=self._renderer.digest,
         )
-
-
-def _need(episode: Episode) -> Need:
-    return Need(episode.task.min_version, episode.task.weights_of)
 
 
 def _guarded(family: Handler) -> Callable[[str], Action | Invalid]:

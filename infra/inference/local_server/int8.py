@@ -86,7 +86,7 @@ def quantise(model: nn.Module) -> None:
     output = _output(model)
     layers = {name: each for name, each in model.named_modules() if type(each) is nn.Linear and each is not output}
     _require_linear(model, layers)
-    require_finite({f"{name}.weight": channel_scales(layer.weight) for name, layer in layers.items()})
+    _require_finite({f"{name}.weight": channel_scales(layer.weight) for name, layer in layers.items()})
     for name, layer in layers.items():
         model.set_submodule(name, Int8Linear(layer))
 
@@ -96,7 +96,7 @@ def int8_layers(model: nn.Module) -> dict[str, Int8Linear]:
     return {f"{name}.weight": each for name, each in model.named_modules() if isinstance(each, Int8Linear)}
 
 
-def require_finite(scales: Mapping[str, torch.Tensor]) -> None:
+def _require_finite(scales: Mapping[str, torch.Tensor]) -> None:
     """Raise PolicyRefused if scales say that a weight is not finite: as an integer it would pass for a number."""
     if broken := [name for name, scale in scales.items() if not bool(scale.isfinite().all())]:
         raise PolicyRefused(

@@ -23,19 +23,14 @@ from infra.inference.base import (  # noqa: E402
 from infra.inference.local_server.engine import Engine, EngineLimits, Request  # noqa: E402
 from infra.inference.local_server.weights import load_model, read_weights, swap_weights  # noqa: E402
 from schemas.transcript import Sampling  # noqa: E402
-from tests.tiny_llama import VOCABULARY, plain_logprobs, save_tiny_llama  # noqa: E402
+from tests.tiny_llama import VOCABULARY, plain_logprobs, tiny_llamas  # noqa: E402
 
 WAIT_S = 30
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    root = tmp_path_factory.mktemp("models")
-    return {
-        "plain": save_tiny_llama(root / "plain", seed=0),
-        "other": save_tiny_llama(root / "other", seed=1),
-        "grouped": save_tiny_llama(root / "grouped", seed=2, kv_heads=2, tied=False),
-    }
+    return tiny_llamas(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from infra.inference.local_server.int8 import LARGEST, Int8Linear, channel_scale
 from infra.inference.local_server.weights import DTYPES, load_model, read_weights, swap_weights  # noqa: E402
 from rollmill.commands.policy import serve  # noqa: E402
 from schemas.transcript import Sampling  # noqa: E402
-from tests.tiny_llama import VOCABULARY, plain_logprobs, save_tiny_llama  # noqa: E402
+from tests.tiny_llama import VOCABULARY, plain_logprobs, tiny_llamas  # noqa: E402
 
 WAIT_S = 30
 
@@ -42,12 +42,7 @@ MATRICES = arrays(
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    root = tmp_path_factory.mktemp("models")
-    return {
-        "plain": save_tiny_llama(root / "plain", seed=0),
-        "other": save_tiny_llama(root / "other", seed=1),
-        "grouped": save_tiny_llama(root / "grouped", seed=2, kv_heads=2, tied=False),
-    }
+    return tiny_llamas(tmp_path_factory.mktemp("models"))
 
 
 def layer(weight, bias=None):
