@@ -31,6 +31,11 @@ from schemas.control import Backend
 BODY_BYTES = 16_384
 """Largest request, bytes."""
 
+OWN_NAMES = (HOST, "localhost")
+"""What a request may call this machine: a page elsewhere may have a name of its own resolve to it."""
+
+FORBIDDEN = HTTPStatus.FORBIDDEN
+
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -127,7 +132,9 @@ def _json(body: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> web.Respo
 
 @web.middleware
 async def _told(request: web.Request, handler: Handle) -> web.StreamResponse:
-    """Answer with errors that a program can read."""
+    """Answer with errors that a program can read; nobody is answered who came here by another name."""
+    if (request.url.host or "") not in OWN_NAMES:
+        return _error(ConfigError(f"{request.host!r} is not what this is called: {' or '.join(OWN_NAMES)}"), FORBIDDEN)
     try:
         return await handler(request)
     except ConfigError as error:

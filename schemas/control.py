@@ -169,7 +169,7 @@ class PolicyVersion(Message, frozen=True, kw_only=True, tag="rollmill.policy_ver
 class Quarantine(Message, frozen=True, kw_only=True, tag="rollmill.quarantine"):
     """A version that an engine loaded and did not have: key `quarantine/<run>`, the last one of the run.
 
-    It is loaded no more, and no task is sampled by it, until its trainer announces another one, or starts again.
+    It is loaded no more, and no token of it is taken, until its trainer starts again.
     """
 
     run: str

@@ -319,8 +319,9 @@ def trajectory_rows(received: Received[Trajectory]) -> Rows:
         len(transcript.segments) if turns else 0,
         min(versions),
         max(versions),
-        _when(turns[0].began_ms) if turns else 0,
-        _when(turns[-1].ended_ms) if turns else 0,
+        # Turns stand in the order of their segments, which may have grown side by side.
+        _when(min(turn.began_ms for turn in turns)) if turns else 0,
+        _when(max(turn.ended_ms for turn in turns)) if turns else 0,
         transcript.token_ids[tail_start:].tolist(),
         content_hash(received.raw),
         _when(record.timestamp_ms),

@@ -2,9 +2,9 @@
 
 For families whose agent only knows a `base_url` (`stages/run/harness.py` says what is stepped). The program finds it in
 OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL and OUTCOME_URL, runs in an empty directory of its own, sees no other
-variables than those and PATH, and has no input. The episode ends with the program; its exit code and the end of what it
-printed are the verdict. This is no sandbox: it may do what the environment host's user may do, and what it starts in a
-session of its own outlives it.
+variables than those, PATH, that directory as HOME and what its family gives it, and has no input. The episode ends with
+the program; its exit code and the end of what it printed are the verdict. This is no sandbox: it may do what the
+environment host's user may do, and what it starts in a session of its own outlives it.
 """
 
 from __future__ import annotations

@@ -27,10 +27,10 @@ def canary_prompt(vocabulary: int, context: int | None) -> TokenIds:
 
     Args:
         vocabulary: number of ids that the model knows.
-        context: most ids that it takes, where that is known.
+        context: most ids that it takes, with the one that an answer has at least; where that is known.
     """
     return np.random.default_rng(vocabulary).integers(
-        vocabulary, size=min(CANARY_IDS, context or CANARY_IDS), dtype=np.int32
+        vocabulary, size=CANARY_IDS if context is None else max(2, min(CANARY_IDS, context - 1)), dtype=np.int32
     )
 
 

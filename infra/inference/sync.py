@@ -6,7 +6,8 @@ again; the pause is ended either way.
 
 Loaded weights are asked for their canary (`canary.py`): in the pause where the engine answers in one (ours does), right
 behind it where not. An engine that does not have what it loaded is given back what it had; if it is so again, the
-version is put into quarantine, `quarantine/<run>`: no engine loads it any more, and RUN takes no token of it.
+version is put into quarantine, `quarantine/<run>`: no engine loads it any more, and from then on RUN takes no token of
+it. Behind a pause an engine may have sampled with it until it was asked; what had ended by then is taken.
 
 Several engines of one run are `sync_pool.py`. An engine serves one run. Its weights carry their run's name, so a second
 synchronisation finds that the first one's run is still training and leaves the engine alone, unless it is told to take
@@ -24,17 +25,33 @@ from infra.clock import Clock
 from infra.control import ControlView
 from infra.errors import BusError, RollmillError
 from infra.inference import canary
-from infra.inference.base import UNKNOWN, BadReply, PolicyClient, PolicyError, PolicyRefused, Weights, WrongWeights
+from infra.inference.base import (
+    UNKNOWN,
+    BadReply,
+    ContextOverflow,
+    PolicyClient,
+    PolicyError,
+    PolicyOverloaded,
+    PolicyRefused,
+    PolicyTooSlow,
+    PolicyUnreachable,
+    Weights,
+    WrongWeights,
+)
 from infra.inference.quarantine import announced, quarantined
 from infra.wire import Publisher
-from schemas.control import Cancel, Credit, PolicyVersion, Quarantine
+from schemas.control import Canary, Cancel, Credit, PolicyVersion, Quarantine
 from schemas.telemetry import MetricPoint, Metrics
 from schemas.topics import CONTROL, METRICS
+from schemas.transcript import LogProbs
 
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 5.0
 """Without news the engine's version is compared again this often, seconds: an engine may have restarted."""
+
+ASKS = 3
+"""An engine that is busy or away is asked for its canary so often, before what it had is put back."""
 
 AGAIN_S = 1.0
 """Pause before a failed load is tried again, seconds."""
@@ -119,8 +136,8 @@ class WeightSync:
                 await self._control.changed(LOOK_EVERY_S)
 
     def _wanted(self) -> PolicyVersion | None:
-        """Return the version that was announced last, unless it is in quarantine."""
-        return None if quarantined(self._control, self._run) else announced(self._control, self._run)
+        """Return the version that was announced last; if that is in quarantine, the one before, if there was one."""
+        return self._good if quarantined(self._control, self._run) else announced(self._control, self._run)
 
     async def _load_what_is_wanted_now(self) -> PolicyVersion | None:
         """Load it if it still must be; the turn may have been waited for. Return what was wanted."""
@@ -172,7 +189,7 @@ class WeightSync:
         except BaseException:
             await self._end_pause()
             raise
-        self._good, self._loaded = wanted, (wanted.version, wanted.digest)
+        self._good, self._loaded, self._doubted = wanted, (wanted.version, wanted.digest), None
         took_s = self._clock.monotonic() - began
         log.info("policy serves version %d of run %s after %.2f s", wanted.version, self._run, took_s)
         await self._tell(wanted.version, {"policy.handover_s": took_s, "policy.canary_nats": apart})
@@ -193,7 +210,10 @@ class WeightSync:
         if wanted.canary is None or not self._limit_nats:
             return None
         try:
-            apart = canary.apart(wanted.canary, await self._client.score(wanted.canary.prompt))
+            apart = canary.apart(wanted.canary, await self._scored(wanted.canary))
+        except ContextOverflow as error:  # a setting of the engine's, which says nothing of its weights
+            log.warning("the canary of version %d cannot be asked for: %s", wanted.version, error)
+            return None
         except (BadReply, PolicyRefused) as error:  # what is no number; ids that this model has not
             raise WrongWeights(f"it has no answer to the canary of version {wanted.version}: {error}") from error
         if not apart < self._limit_nats:
@@ -203,6 +223,16 @@ class WeightSync:
                 "announced, or the engine did not load them whole"
             )
         return apart
+
+    async def _scored(self, asked: Canary) -> LogProbs:
+        """Return what the engine says to a canary; one that is busy or away for a moment is asked again."""
+        for _ in range(ASKS - 1):
+            try:
+                return await self._client.score(asked.prompt)
+            except (PolicyUnreachable, PolicyOverloaded, PolicyTooSlow) as error:
+                log.info("the canary is asked for again: %s", error)
+                await self._clock.sleep(AGAIN_S)
+        return await self._client.score(asked.prompt)
 
     async def _put_back(self) -> None:
         """Give the engine what it had, or, where that is gone, say that what it has is no version."""

@@ -204,7 +204,10 @@ class VllmClient:
         card = await self._card()
         if card.dtype:
             return  # our own server looks for itself
-        config, root = await self._server_config(), Path(card.root or "")
+        if not card.root:
+            await asyncio.to_thread(weight_files.shapes, directory)
+            return
+        config, root = await self._server_config(), Path(card.root)
         if _told(config, "device_config", "device") == "cpu" and await asyncio.to_thread(_ties_its_ends, root):
             raise PolicyRefused(
                 f"{root} ties its output layer to its embeddings, and vLLM on a processor keeps the old output layer "

@@ -1,8 +1,8 @@
 """The calls of an agent that sends its whole conversation each time, as the branches of one token record. No I/O.
 
-    number = branches.begin()                       a call was made; it may be given up
-    ask = branches.ask(number, call, now_ms)        -> what to sample, and from which prompt
+    ask = branches.ask(call, now_ms)                -> what to sample, and from which prompt; it has a number
     answer = branches.take(ask, generation, ...)    -> what to tell the agent; now it is recorded
+    branches.give_up(ask.number)                    the number is free again, unless it is recorded
 
 A branch is a conversation up to an answer of ours, and the tokens of its segment. A call whose messages are those of a
 branch and more goes on with it: only what is new is encoded (`conversation.py`), and what was sampled never is.
@@ -141,28 +141,29 @@ class Branches:
         """Tell whether nothing was recorded."""
         return not self._segments
 
-    def begin(self) -> int:
-        """Return the number of a call that was just made. Raises LimitReached."""
+    def _free_number(self) -> int:
+        """Return a number that no call has. Raises LimitReached if there is none."""
         used = self._running | self._recorded
         if not self.exhausted and len(used) >= self._task.horizon:
             self.limit = StopReason.TURNS
         if self.exhausted:
             raise self._reached()
-        number = next(number for number in range(len(used) + 1) if number not in used)
-        self._running.add(number)
-        return number
+        return next(number for number in range(len(used) + 1) if number not in used)
 
     def give_up(self, number: int) -> None:
-        """Forget a call unless it is recorded."""
+        """Forget a call unless it is recorded; another one may be made in its place."""
         self._running.discard(number)
+        if self.limit is StopReason.TURNS and len(self._running | self._recorded) < self._task.horizon:
+            self.limit = None
 
-    def ask(self, number: int, call: ChatCall, now_ms: int) -> Ask:
-        """Return what to sample for a call.
+    def ask(self, call: ChatCall, now_ms: int) -> Ask:
+        """Return what to sample for a call, which has a number from then on.
 
         Raises:
             LimitReached: there is no room for an answer.
             ApiError: the chat template cannot show this conversation.
         """
+        number = self._free_number()
         self._require_a_chance(call)
         branch = self._continued(call)
         try:
@@ -176,6 +177,7 @@ class Branches:
         if budget < 1:
             self.limit = StopReason.TOKENS
             raise self._reached()
+        self._running.add(number)
         bounds = [self._task.sampling.max_tokens, room, budget, *([call.max_tokens] if call.max_tokens else [])]
         return Ask(
             number=number,
@@ -292,6 +294,8 @@ class Branches:
 
         That is a rule of the tokens sampled so far alone, so what stands before has the distribution it was drawn from.
         """
+        if not stops:
+            return answer
         text = self._renderer.text(answer.token_ids)
         present = [stop for stop in stops if stop in text]
         if not present:

@@ -1,6 +1,6 @@
 """A request for a chat completion, read: what of it is honoured, what the task decides instead, what is refused.
 
-    honoured     messages, tools, stop, stream, stream_options.include_usage, and max_tokens or max_completion_tokens
+    honoured     messages, tools (if the chat template shows them), stop, stream, stream_options.include_usage, and max_tokens or max_completion_tokens
                  as an upper bound
     the task's   what tokens are drawn from (temperature, top_p, seed, penalties) and by whom (model): whatever is
                  asked for is passed over, since the log-probs must be those of the distribution that is recorded
@@ -65,6 +65,9 @@ ROLES: Mapping[str, str] = {
 
 MESSAGE_FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
 """What a message may hold; anything else must be empty."""
+
+MAX_TOOL_DEPTH = 64
+"""Deepest nesting of tool schemas: theirs is some ten."""
 
 MAX_STOPS = 4
 """Most stop texts, as the API has it."""
@@ -133,6 +136,20 @@ def read_object(body: bytes) -> dict[str, Any]:
     return found
 
 
+def require_shallow(name: str, value: Any, most: int) -> None:
+    """Raise ApiError for what is nested deeper: whoever walks it later would run out of stack."""
+    if _depth(value, most + 1) > most:
+        raise malformed(name, f"{name} is nested deeper than {most}")
+
+
+def _depth(value: Any, most: int) -> int:
+    """Return how deep a value is nested, as far as `most`."""
+    inside = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    if not most or not isinstance(value, dict | list):
+        return 0
+    return 1 + max((_depth(part, most - 1) for part in inside), default=0)
+
+
 def _only_known(request: Mapping[str, Any]) -> None:
     for name, value in request.items():
         if value is None or name in HONOURED or name in OVERRIDDEN or name in WITHOUT_EFFECT:
@@ -169,6 +186,7 @@ def _tools(value: Any) -> tuple[dict[str, Any], ...]:
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind != "function" or not isinstance(tool.get("function"), dict):
             raise unsupported("tools", f"tools[{number}] is of type {str(kind)[:80]!r}; only functions are supported")
+    require_shallow("tools", value, MAX_TOOL_DEPTH)
     return tuple(value)
 
 

@@ -29,7 +29,7 @@ from schemas.messages import Episode
 from schemas.outcome import Boundary, FailureKind, StopReason
 from schemas.transcript import Transcript
 from stages.run.api_error import ApiError, LimitReached, too_many, unavailable, unknown_token
-from stages.run.branches import Answer, Ask, Branches
+from stages.run.branches import OF_EPISODE, Answer, Ask, Branches
 from stages.run.chat import ChatCall
 from stages.run.render import Renderer
 from stages.run.turn_request import need_of, request_of
@@ -187,21 +187,26 @@ class OpenEpisode:
     # One call.
 
     async def _complete(self, call: ChatCall) -> Answer:
-        number: int | None = None
+        asked = self._by_itself(partial(self._branches.ask, call, self._clock.now_ms()))
         try:
-            number = self._branches.begin()
-            ask = await self._by_itself(partial(self._branches.ask, number, call, self._clock.now_ms()))
-            return await self._answer(ask)
+            return await self._answer(await _result_of(asked))
         except Failure as failure:
             self._fail(failure)
             raise unavailable(failure) from failure
-        except LimitReached:
-            if self._branches.exhausted and self._grace is None:
+        except LimitReached as reached:
+            if reached.limit in OF_EPISODE and self._grace is None:
                 self._grace = asyncio.create_task(self._end_soon())
             raise
         finally:
-            if number is not None:
-                self._branches.give_up(number)
+            self._spawn(self._let_go(asked))
+
+    async def _let_go(self, asked: asyncio.Task[Ask | ApiError]) -> None:
+        """Forget a call that was asked for, unless it is recorded: in its turn, for its answer may just be taken."""
+        await asyncio.wait({asked})
+        if asked.cancelled() or asked.exception() is not None or isinstance(ask := asked.result(), ApiError):
+            return
+        async with self._alone:
+            self._branches.give_up(ask.number)
 
     async def _answer(self, ask: Ask) -> Answer:
         task = self._episode.task
@@ -210,9 +215,9 @@ class OpenEpisode:
             sampled = await self._policy.generate(ask.prompt, request, need_of(task))
         self.backends[sampled.address] = None
         take = partial(self._branches.take, ask, sampled.generation, sampled.engine, self._clock.now_ms())
-        return await self._by_itself(take)
+        return await _result_of(self._by_itself(take))
 
-    async def _by_itself(self, work: Callable[[], T]) -> T:
+    def _by_itself(self, work: Callable[[], T]) -> asyncio.Task[T | ApiError]:
         """Do something with the branches while nobody else does, to its end whatever becomes of the caller."""
 
         def guarded() -> T | ApiError:
@@ -226,10 +231,7 @@ class OpenEpisode:
             async with self._alone:
                 return await asyncio.to_thread(guarded)
 
-        done = await asyncio.shield(self._spawn(alone()))
-        if isinstance(done, ApiError):
-            raise done
-        return done
+        return self._spawn(alone())
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
@@ -252,7 +254,17 @@ class OpenEpisode:
 
     async def _end_soon(self) -> None:
         await self._clock.sleep(GRACE_S)
-        self._over.set()
+        self._grace = None
+        if self._branches.exhausted:  # a call that was given up may have made room for another one
+            self._over.set()
+
+
+async def _result_of(work: asyncio.Task[T | ApiError]) -> T:
+    """Wait for what was begun, and leave it going on if the caller is cancelled. Raises what it raised."""
+    done = await asyncio.shield(work)
+    if isinstance(done, ApiError):
+        raise done
+    return done
 
 
 def _cancelled_from_outside() -> bool:

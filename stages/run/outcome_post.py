@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from stages.run.api_error import malformed
-from stages.run.chat import read_object
+from stages.run.chat import read_object, require_shallow
 
 OUTCOME_BYTES = 64 * 1024
 """Largest body, bytes: it travels in the rollout and in the trajectory."""
@@ -36,8 +36,7 @@ def read_outcome(body: bytes) -> dict[str, Any]:
             given[name] = _number(name, given[name])
     if not 0.0 <= given.get("success", 0.0) <= 1.0:
         raise malformed("success", f"success is {given['success']}; it is true, false, or from 0 to 1")
-    if _depth(given.get("detail"), MAX_DEPTH + 1) > MAX_DEPTH:
-        raise malformed("detail", f"detail is nested deeper than {MAX_DEPTH}")
+    require_shallow("detail", given.get("detail"), MAX_DEPTH)
     try:
         msgspec.msgpack.encode(given)
     except OverflowError as error:
@@ -49,11 +48,3 @@ def _number(name: str, value: Any) -> float:
     if not isinstance(value, bool | int | float):
         raise malformed(name, f"{name} is a number, got {str(value)[:80]!r}")
     return float(value)
-
-
-def _depth(value: Any, most: int) -> int:
-    """Return how deep a value is nested, as far as `most`."""
-    inside = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
-    if not most or not isinstance(value, dict | list):
-        return 0
-    return 1 + max((_depth(part, most - 1) for part in inside), default=0)

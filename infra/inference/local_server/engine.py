@@ -245,9 +245,13 @@ class Engine:
         """Return the log-prob of each id behind the first one, between two steps; a pause does not matter.
 
         Raises:
-            ContextOverflow, PolicyRefused: as `submit`.
+            ContextOverflow, PolicyRefused: as `submit`; more than `max_step_tokens` overflow, too.
         """
         self._check_prompt(prompt)
+        if len(prompt) > self.limits.max_step_tokens:  # it is computed at once, while nobody else is
+            raise ContextOverflow(
+                f"{len(prompt)} tokens are more than are scored at once, {self.limits.max_step_tokens}"
+            )
         return self._call(lambda: self._score(prompt))
 
     def abort(self, request_ids: frozenset[str] | None) -> Future[int]:

@@ -41,7 +41,11 @@ async def test_it_finds_its_address_and_nothing_else(monkeypatch):
         seen["OUTCOME_URL"],
         seen["MORE"],
     )
-    assert "SECRET" not in seen
+    assert {"PATH", "HOME", "MORE", "OUTCOME_URL"} == {
+        name
+        for name in seen
+        if not name.startswith(("OPENAI_", "LC_", "_"))  # the interpreter may set a locale
+    }
 
 
 async def test_it_runs_in_a_directory_of_its_own_with_its_files():

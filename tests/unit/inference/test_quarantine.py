@@ -16,11 +16,11 @@ from infra.clock import VirtualClock, settle
 from infra.control import ControlView
 from infra.errors import Failure
 from infra.inference.backends import registered
-from infra.inference.base import UNKNOWN, BadReply, Need, PolicyRefused, PolicyUnreachable, Weights
+from infra.inference.base import UNKNOWN, BadReply, ContextOverflow, Need, PolicyRefused, PolicyUnreachable, Weights
 from infra.inference.canary import CANARY_IDS, LIMIT_NATS, apart, canary_of, canary_prompt
 from infra.inference.pool import PolicyPool, Request
 from infra.inference.scripted import ScriptedPolicy, scripted_scores
-from infra.inference.sync import AGAIN_S, LOOK_EVERY_S, WeightSync
+from infra.inference.sync import AGAIN_S, ASKS, LOOK_EVERY_S, WeightSync
 from infra.memory import MemoryBus
 from infra.wire import Publisher, unpack
 from schemas.control import PolicyVersion, Quarantine
@@ -39,11 +39,11 @@ def canary(version, run="r"):
     return canary_of(PROMPT, scripted_scores(Weights(version, run), PROMPT))
 
 
-@given(vocabulary=st.integers(2, 300_000), context=st.none() | st.integers(2, 4096))
+@given(vocabulary=st.integers(2, 300_000), context=st.none() | st.integers(3, 4096))
 def test_a_model_has_one_prompt(vocabulary, context):
     """Of ids that it knows, as many as it takes, and the same ones every time."""
     prompt = canary_prompt(vocabulary, context)
-    assert len(prompt) == min(CANARY_IDS, context or CANARY_IDS)
+    assert len(prompt) == (CANARY_IDS if context is None else min(CANARY_IDS, context - 1))
     assert prompt.min() >= 0
     assert prompt.max() < vocabulary
     assert prompt.tolist() == canary_prompt(vocabulary, context).tolist()
@@ -193,7 +193,7 @@ async def test_an_engine_that_has_no_answer_to_the_canary_has_other_weights(worl
 
 async def test_weights_that_could_not_be_asked_for_are_put_back_and_tried_again(world):
     """Whatever kept the engine from answering says nothing of them; until they are proven nobody is served by them."""
-    away = [PolicyUnreachable("the connection broke")] * 3
+    away = [PolicyUnreachable("the connection broke")] * (ASKS + 1)
 
     def scores(weights, ids):
         if weights.version == 2 and away:
@@ -204,10 +204,54 @@ async def test_weights_that_could_not_be_asked_for_are_put_back_and_tried_again(
     async with world.syncing():
         await world.announce(1)
         await world.announce(2)
+        await world.clock.advance((ASKS - 1) * AGAIN_S)
         assert await world.serves() == Weights(1, "r")
         await world.clock.advance(3 * AGAIN_S)
         assert await world.serves() == Weights(2, "r")
         assert await world.quarantines() == []
+
+
+async def test_a_doubt_is_forgotten_once_a_version_is_there(world):
+    """The second time is the second time in a row, not in the life of a run."""
+    wrong = [True]
+
+    def scores(weights, ids):
+        return scripted_scores(Weights(9, "r") if weights.version == 1 and wrong and wrong.pop() else weights, ids)
+
+    world.engine.scores = scores
+    async with world.syncing():
+        await world.announce(1)
+        await world.clock.advance(AGAIN_S)
+        assert await world.serves() == Weights(1, "r")
+        wrong.append(True)
+        await world.engine.label(Weights())  # it was started again
+        await world.clock.advance(LOOK_EVERY_S + 2 * AGAIN_S)
+        assert await world.serves() == Weights(1, "r")
+        assert await world.quarantines() == []
+
+
+async def test_an_engine_that_is_started_again_in_a_quarantine_gets_the_version_before(world):
+    """As it would have without being started again."""
+    async with world.syncing():
+        await world.announce(1)
+        await world.announce(2, says=9)
+        await world.clock.advance(AGAIN_S)
+        assert len(await world.quarantines()) == 1
+        await world.engine.label(Weights())
+        await world.clock.advance(LOOK_EVERY_S + AGAIN_S)
+        assert await world.serves() == Weights(1, "r")
+
+
+async def test_an_engine_whose_context_is_too_short_for_the_canary_is_not_suspected(world):
+    """How long its context is, is a setting of its own."""
+
+    def scores(weights, ids):
+        raise ContextOverflow("32 tokens leave no room")
+
+    world.engine.scores = scores
+    async with world.syncing():
+        await world.announce(1)
+        assert await world.serves() == Weights(1, "r")
 
 
 async def test_what_cannot_be_put_back_leaves_an_engine_with_no_version(world):

@@ -96,6 +96,21 @@ async def test_what_cannot_be_done_says_why_and_changes_nothing(served, method, 
     assert await served.registered() == {}
 
 
+async def test_who_comes_by_another_name_is_refused(served):
+    """A page in a browser may have a name of its own resolve to this machine; then no preflight asks."""
+    body = {"url": "http://a", "force": True}
+    url = f"{served._url}/backends/gpu-1"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.put(url, json=body, headers={"Host": "evil.example"}) as reply,
+    ):
+        assert (403, "'evil.example' is not what this is called") == (
+            reply.status,
+            (await reply.json())["error"]["message"].partition(":")[0],
+        )
+    assert await served.registered() == {}
+
+
 async def test_an_engine_that_is_away_is_registered_if_told_so(served):
     """It may come up later."""
     status, _ = await served.call("PUT", "/backends/gpu-1", {"url": "http://away:1", "force": True})

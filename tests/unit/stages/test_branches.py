@@ -78,7 +78,7 @@ class Played:
         """Make a call and return what to sample."""
         self.now_ms += 1
         body = {"messages": messages, **fields, **({"tools": list(tools)} if tools else {})}
-        return self.branches.ask(self.branches.begin(), read_call(json.dumps(body).encode()), self.now_ms)
+        return self.branches.ask(read_call(json.dumps(body).encode()), self.now_ms)
 
     def take(self, ask, text, *, ends=True, finish="stop"):
         """Answer a call with a text, sampled byte by byte; return the assistant's message."""
@@ -372,6 +372,18 @@ def test_the_horizon_is_the_most_calls(renderer):
 
     assert (400, "limit_turns", StopReason.TURNS) == (error.status, error.body["error"]["code"], played.branches.limit)
     assert played.branches.exhausted
+
+
+def test_a_call_that_is_given_up_makes_room_for_another_one(renderer):
+    """What was refused while it ran is not refused for good."""
+    played = Played(renderer, horizon=2)
+    played.say([user("hello")], "abc")
+    running = played.ask([user("hello")])
+    reached(played)
+    played.branches.give_up(running.number)
+
+    assert played.branches.limit is None
+    assert played.ask([user("hello")]).number == running.number
 
 
 def test_an_agent_that_makes_exactly_its_horizon_of_calls_met_no_limit(renderer):

@@ -123,3 +123,12 @@ def test_every_field_is_treated_in_one_way():
     lists = [HONOURED, OVERRIDDEN, WITHOUT_EFFECT, frozenset(ONLY)]
 
     assert sum(map(len, lists)) == len(frozenset.union(*lists))
+
+
+def test_tool_schemas_that_are_nested_without_end_are_refused():
+    """Whoever walks them would run out of stack, and the episode would pay for it."""
+    deep = '{"a":' * 200 + "1" + "}" * 200
+    tool = f'{{"type": "function", "function": {{"name": "f", "parameters": {deep}}}}}'
+    with pytest.raises(ApiError) as caught:
+        read_call(f'{{"messages": [{{"role": "user", "content": "x"}}], "tools": [{tool}]}}'.encode())
+    assert (400, "tools is nested deeper than 64") == (caught.value.status, str(caught.value))

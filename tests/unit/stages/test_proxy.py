@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -21,6 +22,7 @@ from schemas.messages import Episode
 from schemas.outcome import FailureKind, StopReason
 from schemas.transcript import Sampling
 from stages.run import open_episode
+from stages.run.chat import read_call
 from stages.run.outcome_post import MAX_DEPTH, OUTCOME_BYTES
 from stages.run.proxy import Proxy
 from stages.run.render import Renderer
@@ -180,6 +182,31 @@ async def test_a_wrong_key_opens_nothing(renderer):
 
     assert [caught.value.body] * 4 == errors
     assert "invalid_api_key" == caught.value.code
+
+
+async def test_a_call_that_hangs_up_while_its_answer_is_recorded_keeps_its_number(renderer):
+    """The next one has another number, and so another draw; none is recorded twice under one."""
+    taking, go = asyncio.Event(), threading.Event()
+    async with episode_of(renderer, "yes", "no") as (opened, _, _client):
+        loop, take = asyncio.get_running_loop(), opened._branches.take
+
+        def slowly(*arguments):
+            loop.call_soon_threadsafe(taking.set)
+            assert go.wait(20)
+            return take(*arguments)
+
+        opened._branches.take = slowly
+        call = read_call(b'{"messages": [{"role": "user", "content": "hello"}]}')
+        hanging_up = asyncio.create_task(opened.complete(call))
+        await taking.wait()
+        hanging_up.cancel()
+        await asyncio.gather(hanging_up, return_exceptions=True)
+        again = asyncio.create_task(opened.complete(call))
+        await asyncio.sleep(0)  # it asks, behind what is being recorded
+        go.set()
+        answer = await again
+    assert answer.number == 1
+    assert len(checked(opened).turns) == 2
 
 
 async def test_two_episodes_have_keys_of_their_own(renderer):
