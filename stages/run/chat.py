@@ -1,7 +1,7 @@
 """A request for a chat completion, read: what of it is honoured, what the task decides instead, what is refused.
 
-    honoured     messages, tools (if the chat template shows them), stop, stream, stream_options.include_usage, and max_tokens or max_completion_tokens
-                 as an upper bound
+    honoured     messages, tools (if the chat template shows them), stop, stream, stream_options.include_usage, and
+                 max_tokens or max_completion_tokens as an upper bound
     the task's   what tokens are drawn from (temperature, top_p, seed, penalties) and by whom (model): whatever is
                  asked for is passed over, since the log-probs must be those of the distribution that is recorded
     without say  what cannot change an answer (user, metadata, store)

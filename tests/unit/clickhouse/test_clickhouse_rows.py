@@ -171,3 +171,14 @@ def test_the_streams_are_the_topics_that_the_table_gives_to_the_sink():
     """The flow's table and the sink's table agree."""
     declared = {topic.name for topic in topics.TABLE if "sink" in topic.consumers}
     assert declared == {stream.topic.name for stream in STREAMS}
+
+
+def test_a_rollout_lasts_from_its_first_turn_to_its_last_in_whatever_order_they_stand():
+    """Turns stand in the order of their segments, and conversations of one episode go on side by side."""
+    first, second = TRANSCRIPT.turns
+    later = msgspec.structs.replace(first, began_ms=NOW_MS + 50, generated_ms=NOW_MS + 60, ended_ms=NOW_MS + 90)
+    sooner = msgspec.structs.replace(second, began_ms=NOW_MS + 10, generated_ms=NOW_MS + 20, ended_ms=NOW_MS + 30)
+    record = msgspec.structs.replace(TRANSCRIPT, turns=(later, sooner))
+    message = Trajectory(task=TASK, outcome=DONE, transcript=record, stage="eval")
+    (row,) = as_dicts(rows.trajectory_rows(received(message)), rows.TRAJECTORIES)
+    assert (row["began_at"], row["ended_at"]) == (rows._when(NOW_MS + 10), rows._when(NOW_MS + 90))
